@@ -18,7 +18,7 @@ import torch
 from forward_pass import BLOCK_SIZE, Scenario, make_plan
 
 from fastgen.config import EngineConfig
-from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_plan import StepPlan
 from fastgen.kv_cache.memory import trim_heap
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import HostRows

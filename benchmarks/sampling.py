@@ -21,7 +21,7 @@ environment.prepare()
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
 from fastgen.core.request import SamplingParams  # noqa: E402
-from fastgen.core.row_parameters import RowParameters  # noqa: E402
+from fastgen.core.sequence import RowParameters  # noqa: E402
 from fastgen.sampling.rows import SamplingRows  # noqa: E402
 from fastgen.sampling.sampler import sample  # noqa: E402
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastgen.config import EngineConfig
-from fastgen.core.block_pool import BlockPool
+from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.chunking import AutomaticTarget, Chunker
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.scheduler import Scheduler

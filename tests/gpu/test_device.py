@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.step_input import StepInput, StepInputBuilder

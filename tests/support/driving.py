@@ -11,9 +11,9 @@ import torch
 
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Engine, Ticket
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.native import open_checkpoint

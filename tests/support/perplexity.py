@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from fastgen.text.tokenizer import Tokenizer

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen.core.block_pool import BlockPool
+from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Scheduler, StepPlan
+from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_plan import StepPlan
 
 
 def scheduler(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.config import EngineConfig
-from fastgen.core.block_pool import BlockPool
+from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.request import Request
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine, Mask

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import StepPlan
+from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import StepReport
 

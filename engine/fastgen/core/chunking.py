@@ -8,14 +8,13 @@ sequence, so steps with decodes are bounded by time as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 from fastgen.core.step_model import StepTimes
 
 # A step may take this many prompt tokens whatever its target. They add little to the fixed cost of a step, and without
 # them a target that cannot be met would starve prompts.
 MIN_PROMPT_TOKENS = 16
-# Matrix products compute rows in tiles, and some pad them: a few rows less, or more, cost nothing if they fill one.
+# Matrix products compute rows in tiles, and some pad them: filling up a tile costs nothing.
 ROW_MULTIPLE = 16
 # The automatic target is this multiple of the time of a step without tokens. Four fifths of it are then spent on
 # tokens: infinitely long steps would be at most a quarter more efficient.
@@ -26,6 +25,8 @@ DEMAND_MULTIPLE = 1.5
 AVERAGED_STEPS = 64
 # It is also exceeded if the backlog would otherwise take more steps than this.
 MAX_BACKLOG_STEPS = 64
+# `StepLimit` doubles after this many steps that had enough memory. A lasting shortage fails one step in that many.
+STEPS_PER_GROWTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +44,36 @@ class StepLoad:
     backlog: int
 
 
-class Target(Protocol):
-    """Bounds the prompt tokens of steps in which sequences decode."""
+class Target:
+    """Bounds the prompt tokens of steps in which sequences decode. This base class sets no bound.
 
-    @property
-    def excess(self) -> int:
-        """Tokens by which a step may exceed the bound in order to fill a tile of rows."""
+    Attributes:
+        excess: tokens by which a step may exceed the bound in order to fill a tile of rows.
+    """
+
+    excess = 0
 
     def prompt_tokens(self, load: StepLoad) -> int:
         """Return the most prompt tokens for the next step, at least 1."""
+        return load.backlog
 
     def observe(self, prompt_tokens: int) -> None:
         """Record the prompt tokens of a step in which sequences decode."""
 
 
 @dataclass(frozen=True, slots=True)
-class NoTarget:
-    """No bound: steps fill the token budget."""
-
-    excess = 0
-
-    def prompt_tokens(self, load: StepLoad) -> int:
-        """Return the whole backlog."""
-        return load.backlog
-
-    def observe(self, prompt_tokens: int) -> None:
-        """Do nothing: the bound is constant."""
-
-
-@dataclass(frozen=True, slots=True)
-class FixedTarget:
+class FixedTarget(Target):
     """A configured target: steps take at most `seconds`, whatever the backlog."""
 
     seconds: float
     times: StepTimes
-    excess = 0
 
     def prompt_tokens(self, load: StepLoad) -> int:
         """Return how many prompt tokens fit into the target besides the decodes."""
         return max(MIN_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
 
-    def observe(self, prompt_tokens: int) -> None:
-        """Do nothing: the target is constant."""
 
-
-class AutomaticTarget:
+class AutomaticTarget(Target):
     """Steps as even as demand allows: long enough to be efficient, longer only to keep up.
 
     In a steady state each step must compute as many prompt tokens as arrive while it runs. If each step takes a little
@@ -121,14 +107,11 @@ class Chunker:
         target: bounds steps with decodes.
     """
 
-    chunking: Literal["even", "greedy"]
+    chunking: str
     target: Target
 
     def prompt_tokens(self, room: int, load: StepLoad) -> int:
-        """Return the prompt tokens of the next step.
-
-        `room`, at least 1, is the token budget left by the decodes.
-        """
+        """Return the prompt tokens of the next step; `room`, at least 1, is the token budget left by the decodes."""
         bound = self.target.prompt_tokens(load) if load.decodes else room
         if bound < min(room, load.backlog):
             room = min(room, whole_tiles(load.decodes, bound, self.target.excess))
@@ -149,23 +132,49 @@ def target_of(setting: int | str, times: StepTimes) -> Target:
     """Return the target for the setting `inter_token_target`: milliseconds, `auto` or `off`."""
     if isinstance(setting, int):
         return FixedTarget(setting / 1000, times)
-    return AutomaticTarget(times) if setting == "auto" else NoTarget()
+    return AutomaticTarget(times) if setting == "auto" else Target()
 
 
 def whole_tiles(decodes: int, prompt_tokens: int, excess: int) -> int:
-    """Return the most prompt tokens with which a step fills whole tiles of rows.
+    """Return the most prompt tokens, up to `prompt_tokens + excess`, with which a step fills whole tiles of rows.
 
-    They are at most `excess` more than `prompt_tokens`. If there would be fewer than `MIN_PROMPT_TOKENS`,
-    `prompt_tokens` is returned.
+    If they are fewer than `MIN_PROMPT_TOKENS`, return `prompt_tokens`.
     """
     whole = (decodes + prompt_tokens + excess) // ROW_MULTIPLE * ROW_MULTIPLE - decodes
     return whole if whole >= MIN_PROMPT_TOKENS else prompt_tokens
 
 
 def even_share(backlog: int, room: int) -> int:
-    """Return the tokens per step if `backlog` is spread evenly.
-
-    It is spread over the fewest steps of at most `room` tokens.
-    """
+    """Return the tokens per step if `backlog` is spread evenly over the fewest steps of at most `room` tokens."""
     steps = -(-backlog // room)
     return -(-backlog // steps)
+
+
+class StepLimit:
+    """Limit of a step's tokens, lowered when steps run out of memory.
+
+    It halves when a step runs out of memory and doubles after a while, between one token and the token budget. A step
+    of n tokens is retried at most log2(n) times: the last retry has one token, of one sequence.
+
+    Attributes:
+        tokens: most tokens of a step now, and most sequences in it.
+    """
+
+    def __init__(self, token_budget: int) -> None:
+        self.tokens = token_budget
+        self._token_budget = token_budget
+        self._num_steps = 0
+
+    def shrink(self, num_tokens: int) -> None:
+        """Record that a step of `num_tokens` tokens ran out of memory."""
+        self.tokens = max(1, num_tokens // 2)
+        self._num_steps = 0
+
+    def record(self) -> None:
+        """Record that a step had enough memory."""
+        if self.tokens == self._token_budget:
+            return
+        self._num_steps += 1
+        if self._num_steps == STEPS_PER_GROWTH:
+            self.tokens = min(self._token_budget, 2 * self.tokens)
+            self._num_steps = 0

@@ -1,10 +1,10 @@
-"""The queue of sequences that hold no KV blocks."""
+"""The queue of sequences that hold no KV blocks, and the deadlines of all unfinished sequences."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 
 from fastgen.core.sequence import Rank, Sequence
 
@@ -23,17 +23,14 @@ def by_rank(sequence: Sequence) -> Rank:
 
 
 def _by_length(sequence: Sequence) -> tuple[int, int, int]:
-    """Return the sort key by priority, then pending tokens, then arrival.
-
-    It is constant while a sequence waits.
-    """
+    """Return the sort key by priority, pending tokens and arrival, which is constant while a sequence waits."""
     return (sequence.priority, sequence.num_pending_tokens, sequence.ordinal)
 
 
 class RequestQueue:
-    """New, preempted and swapped sequences in one queue, ordered by rank: priority, then arrival.
+    """New, preempted and swapped sequences, ordered by rank: priority, then arrival.
 
-    The counts for statistics are maintained incrementally, because they are read after every step.
+    The counts are maintained incrementally, because statistics read them after every step.
 
     Attributes:
         sequences: highest priority first.
@@ -52,18 +49,9 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.sequences)
-
-    @property
-    def head(self) -> Sequence | None:
-        """The highest-ranked sequence, or None."""
-        return self.sequences[0] if self.sequences else None
-
-    @property
-    def shortest(self) -> Sequence | None:
-        """The sequence of the head's priority with the fewest pending tokens, or None."""
-        return self._by_length[0] if self._by_length else None
+    def shortest(self, priority: int) -> Sequence | None:
+        """Return the sequence with the fewest pending tokens, if the first sequences have this priority."""
+        return self._by_length[0] if self._by_length and self._by_length[0].priority == priority else None
 
     def push(self, sequence: Sequence) -> None:
         """Insert a sequence by rank."""
@@ -85,11 +73,11 @@ class RequestQueue:
         del self._by_length[index]
         self._count(sequence, -1)
 
-    def oldest_arrival(self) -> float | None:
-        """Return the earliest arrival of all queued sequences, in seconds on the engine's clock."""
+    def oldest_arrival(self) -> float:
+        """Return the earliest arrival of all queued sequences; infinity if there are none."""
         while self._by_arrival and not self._by_arrival[0][2].is_waiting:
             heapq.heappop(self._by_arrival)
-        return self._by_arrival[0][2].arrival if self._by_arrival else None
+        return self._by_arrival[0][2].arrival if self._by_arrival else math.inf
 
     def check_integrity(self) -> None:
         """Assert that both orders hold the same sequences, each in its order."""
@@ -101,3 +89,38 @@ class RequestQueue:
         self.num_swapped += sign * bool(sequence.host_blocks)
         if not sequence.is_decoding:
             self.num_prompt_tokens += sign * sequence.num_pending_tokens
+
+
+class Deadlines:
+    """The unfinished sequences with a deadline. `overdue` costs nothing until one of the deadlines passes."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, Sequence] = {}
+        self._earliest = math.inf  # a lower bound: the sequence with this deadline may have ended since
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Track a sequence, if it has a deadline."""
+        if sequence.deadline is not None:
+            self._sequences[sequence.ordinal] = sequence
+            self._earliest = min(self._earliest, sequence.deadline)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Stop tracking a finished sequence."""
+        self._sequences.pop(sequence.ordinal, None)
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Return the sequences whose deadline has passed, by arrival; they are tracked until discarded."""
+        if now < self._earliest:
+            return []
+        late, self._earliest = [], math.inf
+        for sequence in self._sequences.values():
+            deadline = sequence.deadline
+            assert deadline is not None
+            if deadline <= now:
+                late.append(sequence)
+            else:
+                self._earliest = min(self._earliest, deadline)
+        return late

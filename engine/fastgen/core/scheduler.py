@@ -6,48 +6,35 @@ fused with all running generations into one step, so that every step computes ab
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter, abc, deque
-from typing import Literal, cast
 
 from fastgen.config import EngineConfig
-from fastgen.core.block_pool import BlockPool
-from fastgen.core.chunking import Chunker, NoTarget, StepLoad, target_of
-from fastgen.core.deadlines import Deadlines
-from fastgen.core.kv_cache_manager import KVCacheManager
-from fastgen.core.preemption import HostBuffer, Preemption, choose_victim
-from fastgen.core.prefix_cache import Key
+from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
+from fastgen.core.blocks.kv_cache_manager import KVCacheManager
+from fastgen.core.blocks.preemption import Preemption, choose_victim
+from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.chunking import Chunker, StepLimit, Target, target_of
+from fastgen.core.prompt_sharing import PromptSharing
 from fastgen.core.request import FinishReason
-from fastgen.core.request_queue import RequestQueue, by_rank
+from fastgen.core.request_queue import Deadlines, RequestQueue
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
-from fastgen.core.step_limit import StepLimit
 from fastgen.core.step_model import StepModel, StepTimes
-from fastgen.core.step_plan import Chunk, StepPlan, StepPlanBuilder
-
-__all__ = ["Chunk", "Scheduler", "StepPlan"]
-
-# The backlog is counted up to this many full steps. A longer one makes no difference to the next step.
-_LOOKAHEAD_STEPS = 64
+from fastgen.core.step_plan import StepPlan, StepPlanBuilder
 
 
 class Scheduler:
     """Owns all unfinished sequences and the block pool.
 
-    Running sequences hold cache blocks; waiting ones hold none.
-
-    Sequences are ranked by priority, then by arrival:
+    Running sequences hold cache blocks; waiting ones hold none. Sequences are ranked by priority, then by arrival:
     - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
       admitted in that step.
-    - The prompts of a priority share what decodes and higher priorities leave of a step. The first of them, by rank,
-      gets half. The rest goes to the shortest prompts, mid-prefill or waiting.
-    - If the first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting ones
-      must fit whole.
+    - Prompts share what the decodes leave of a step, see `PromptSharing`.
 
     So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
-    prompt is admitted when running ones end, at the latest, and then takes at most twice as many steps as without the
-    others. Within a priority the oldest ranks highest, so a sequence can only be starved by sequences of higher
-    priority. See docs/decisions/022.
+    prompt is admitted at the latest when running sequences end, and then takes at most twice as many steps as it would
+    alone. Within a priority the oldest ranks highest, so only sequences of higher priority can starve a sequence. See
+    docs/decisions/022.
 
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
     results. Blocks stay reserved as long as a step in flight writes them. No sequence is preempted while a step is in
@@ -73,7 +60,7 @@ class Scheduler:
         self.max_sequences = max_sequences
         self._limit = StepLimit(token_budget)
         self._end_tokens = end_tokens
-        self._chunker = chunker or Chunker("greedy", NoTarget())
+        self._chunker = chunker or Chunker("greedy", Target())
         self._kv_cache = KVCacheManager(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
         self._running: list[Sequence] = []
         self._ended: list[Sequence] = []  # ended, but computed by a step in flight
@@ -81,6 +68,9 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._held: dict[int, Sequence] = {}  # by ordinal
         self._deadlines = Deadlines()
+        self._prompts = PromptSharing(
+            self._running, self._waiting, self._in_flight, self._kv_cache, self._chunker, max_sequences
+        )
 
     @classmethod
     def of(
@@ -93,28 +83,15 @@ class Scheduler:
         end_tokens: frozenset[int],
         times: StepTimes,
     ) -> Scheduler:
-        """Return the scheduler for the settings.
-
-        Args:
-            config: the settings.
-            pool: blocks of the KV cache.
-            host: blocks of the host buffer.
-            seconds_per_block: time to copy a block between the two, one way; 0 if unknown.
-            end_tokens: the model's end-of-sequence tokens.
-            times: predicts step times.
-        """
+        """Return the scheduler for the settings; `seconds_per_block` is the time to copy a block to or from `host`."""
         return cls(
             pool,
             token_budget=config.most_tokens,
             max_sequences=config.sequence_limit,
             end_tokens=end_tokens,
-            chunker=Chunker(
-                cast(Literal["even", "greedy"], config.chunking), target_of(config.inter_token_target, times)
-            ),
+            chunker=Chunker(config.chunking, target_of(config.inter_token_target, times)),
             host=host,
-            preemption=Preemption(
-                cast(Literal["auto", "recompute", "swap"], config.preemption), times, seconds_per_block
-            ),
+            preemption=Preemption(config.preemption, times, seconds_per_block),
         )
 
     @property
@@ -129,7 +106,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any unfinished sequence can be scheduled, now or later."""
+        """Whether any unfinished sequence can be scheduled, now or later."""
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -137,12 +114,8 @@ class Scheduler:
         self.hold(sequence)
         self.release(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Queue a held sequence, where its arrival ranks it."""
-        self._waiting.push(self._held.pop(sequence.ordinal))
-
     def hold(self, sequence: Sequence) -> None:
-        """Take a new sequence that cannot be scheduled yet: its grammar is being compiled."""
+        """Accept a new sequence that cannot be scheduled yet: its grammar is being compiled."""
         longest = sequence.num_prompt_tokens if sequence.pooling is not None else sequence.max_length
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
@@ -150,6 +123,10 @@ class Scheduler:
             sequence.stop_tokens |= self._end_tokens
         self._held[sequence.ordinal] = sequence
         self._deadlines.add(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Queue a held sequence, where its arrival ranks it."""
+        self._waiting.push(self._held.pop(sequence.ordinal))
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence, running or waiting, and free its blocks when no step in flight writes them."""
@@ -175,7 +152,7 @@ class Scheduler:
             return None
         builder = StepPlanBuilder(self.pool, self._limit.tokens)
         prefilling = self._schedule_decodes(builder)
-        self._schedule_prompts(builder, prefilling)
+        self._prompts.schedule(builder, prefilling)
         plan = builder.build()
         if not plan.sequences:
             assert self._in_flight or not self.has_work, "there is work, but nothing was scheduled"
@@ -201,7 +178,7 @@ class Scheduler:
         self._limit.record()
         tokens = _spread(sampled, plan.samples)
         grown: list[Sequence | None] = []
-        ended = False
+        any_ended = False
         block_size = self.pool.block_size
         for sequence, computed, token in zip(plan.sequences, plan.ends, tokens, strict=True):
             sequence.num_in_flight -= 1
@@ -215,24 +192,21 @@ class Scheduler:
             if token is not None:
                 grown.append(sequence)
                 if sequence.settle(computed, token):
-                    ended = True
+                    any_ended = True
                     self._retire(sequence)
             elif sequence.pooling is not None and sequence.settle_pooled(computed):
-                ended = True
+                any_ended = True
                 self._retire(sequence)
-        if ended:
-            self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
+        if any_ended:
+            self._running[:] = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
 
     def roll_back(self, plan: StepPlan) -> None:
-        """Undo a step that has no results: its tokens are scheduled again.
+        """Undo the newest step that is not settled and has no results: its tokens are scheduled again.
 
         Its sequences keep the KV that earlier steps computed. If the step was to copy a sequence's KV between cache and
-        host, that KV is recomputed: nobody knows whether it was copied. The device runs steps in order, so what this
-        step may still write to freed blocks is overwritten by the steps that use them next.
-
-        Args:
-            plan: the newest plan that is not settled.
+        host, that KV is recomputed, because it is unknown whether it was copied. The device runs steps in order, so
+        what this step may still write to freed blocks is overwritten by the steps that use them next.
         """
         newest, _ = self._in_flight.pop()
         assert newest is plan, "steps are rolled back newest first"
@@ -255,7 +229,7 @@ class Scheduler:
                 self._waiting.push(sequence)
 
     def reduce_steps(self, plan: StepPlan) -> Sequence | None:
-        """Schedule smaller steps, because one with this plan ran out of memory. Call it after `roll_back`.
+        """Make the next steps smaller, because one with this plan ran out of memory. Call it after `roll_back`.
 
         Returns:
             The sequence that ended for lack of memory, if the step had only one token.
@@ -271,34 +245,32 @@ class Scheduler:
 
     def stats(self, now: float) -> SchedulerStats:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
+        held = self._held.values()
         prefilling = [s for s in self._running if not s.decodes_until and not s.is_decoding]
-        pending = sum(sequence.num_pending_tokens for sequence in prefilling)
-        arrivals = [self._waiting.oldest_arrival(), *(held.arrival for held in self._held.values())]
-        oldest = min((arrival for arrival in arrivals if arrival is not None), default=None)
+        backlog = self._waiting.num_prompt_tokens + sum(sequence.num_pending_tokens for sequence in prefilling)
+        oldest = min([self._waiting.oldest_arrival(), *(sequence.arrival for sequence in held)])
         return SchedulerStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting) - self._waiting.num_swapped + len(self._held),
+            num_waiting=len(self._waiting) - self._waiting.num_swapped + len(held),
             num_swapped=self._waiting.num_swapped,
             kv_tokens=sum([sequence.num_computed_tokens for sequence in self._running]),
             kv_blocks_used=self.pool.num_blocks - self.pool.num_free,
-            backlog_prompt_tokens=self._waiting.num_prompt_tokens
-            + pending
-            + sum(held.num_prompt_tokens for held in self._held.values()),
-            oldest_waiting_seconds=0.0 if oldest is None else max(0.0, now - oldest),
+            backlog_prompt_tokens=backlog + sum(sequence.num_prompt_tokens for sequence in held),
+            oldest_waiting_seconds=max(0.0, now - oldest),
         )
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps."""
-        self._kv_cache.check_integrity(self._running, self._waiting, self._ended)
+        self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended)
         counts = Counter(sequence.ordinal for plan, _ in self._in_flight for sequence in plan.sequences)
-        for sequence in (*self._running, *self._waiting, *self._ended):
+        for sequence in (*self._running, *self.waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
         assert not counts, "a step in flight computes a sequence whose blocks are free"
         self._waiting.check_integrity()
         ranks = [sequence.rank for sequence in self._running]
         assert ranks == sorted(set(ranks)), "sequences are out of order"
         assert len(self._running) <= self.max_sequences
-        unfinished = (*self._running, *self._waiting, *self._held.values())
+        unfinished = (*self._running, *self.waiting, *self._held.values())
         tracked = sum(sequence.deadline is not None for sequence in unfinished)
         assert len(self._deadlines) == tracked, "a finished sequence's deadline is still tracked"
 
@@ -335,125 +307,6 @@ class Scheduler:
         builder.add_continued(decoding)
         return [sequence for sequence in prefilling if sequence.block_table]
 
-    def _schedule_prompts(self, builder: StepPlanBuilder, prefilling: list[Sequence]) -> None:
-        """Fill the rest of the step with chunks of mid-prefill and waiting prompts, by priority."""
-        if not builder.tokens_left:
-            return
-        admits = not builder.preempted
-        backlog = self._backlog(prefilling, admits, builder.tokens_left)
-        if not backlog:
-            return
-        load = StepLoad(builder.num_decodes, builder.decode_kv_tokens, backlog)
-        builder.tokens_left = min(builder.tokens_left, self._chunker.prompt_tokens(builder.tokens_left, load))
-        builder.unfinished = list(prefilling)
-        while builder.tokens_left and (first := self._first_prompt(prefilling, admits)) is not None:
-            peers = [sequence for sequence in prefilling if sequence.priority == first.priority]
-            prefilling = prefilling[len(peers) :]
-            admits = self._share_step(first, peers, builder, admits)
-
-    def _first_prompt(self, prefilling: list[Sequence], admits: bool) -> Sequence | None:
-        """Return the highest-ranked prompt that could be scheduled."""
-        head = self._waiting.head if admits else None
-        return min([*prefilling[:1], *([] if head is None else [head])], key=by_rank, default=None)
-
-    def _share_step(self, first: Sequence, peers: list[Sequence], builder: StepPlanBuilder, admits: bool) -> bool:
-        """Share the rest of the step among the prompts of one priority.
-
-        Args:
-            first: the highest-ranked one, mid-prefill or waiting.
-            peers: those that are mid-prefill, by rank.
-            builder: the step.
-            admits: whether waiting ones may be admitted.
-
-        Returns:
-            Whether sequences of lower priorities may be admitted.
-        """
-        share = -(-builder.tokens_left // 2)
-        if first.is_waiting:
-            admits = self._admit(first, builder, share)
-            if admits:
-                peers = [first, *peers]
-            elif peers:
-                builder.add_prompt(peers[0], share)
-        else:
-            builder.add_prompt(first, share)
-        peers.sort(key=builder.num_left)
-        while builder.tokens_left:
-            shortest = self._waiting.shortest if admits else None
-            if shortest is not None and shortest.priority != first.priority:
-                shortest = None
-            if peers and (shortest is None or builder.num_left(peers[0]) <= shortest.num_pending_tokens):
-                builder.add_prompt(peers.pop(0), builder.tokens_left)
-            elif shortest is not None:
-                admits = self._admit(shortest, builder, builder.tokens_left)
-            else:
-                break
-        return admits
-
-    def _backlog(self, prefilling: list[Sequence], admits: bool, room: int) -> int:
-        """Return the prompt tokens that could be computed now, counted up to the lookahead."""
-        backlog = sum(sequence.num_pending_tokens for sequence in prefilling)
-        if admits:
-            enough = room * _LOOKAHEAD_STEPS
-            for sequence in self._waiting.sequences[: self.max_sequences - len(self._running)]:
-                if backlog >= enough:
-                    break
-                backlog += sequence.num_pending_tokens
-        return backlog
-
-    def _admit(self, sequence: Sequence, builder: StepPlanBuilder, most: int) -> bool:
-        """Start a waiting sequence with the blocks it has in the prefix cache or the host buffer.
-
-        Args:
-            sequence: the first waiting one, or one that overtakes it.
-            builder: the step.
-            most: tokens to compute in this step.
-
-        Returns:
-            False if it must wait, and nothing has changed: for token budget, for another sequence to end, for blocks,
-            or for a block that another sequence computes in this step. That block is cached in the next step, so
-            sharing it delays the sequence by at most one step per block saved.
-        """
-        if not builder.tokens_left or len(self._running) >= self.max_sequences or not self.pool.num_free:
-            return False
-        table = self._kv_cache.match_prefix(sequence)
-        if not self._fits(sequence, table, builder) or self._is_next_computed(sequence, table, builder):
-            self.pool.release(table)
-            return False
-        self._waiting.remove(sequence)
-        if sequence.host_blocks:
-            self._kv_cache.swap_in(sequence, table, builder)
-        else:
-            self._kv_cache.allocate(sequence, table)
-        insort(self._running, sequence, key=by_rank)
-        scheduled = builder.add_prompt(sequence, most)
-        assert scheduled, "an admitted sequence has room for a token"
-        if builder.num_left(sequence):
-            builder.unfinished.append(sequence)
-        return True
-
-    def _is_next_computed(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
-        """Return whether another sequence computes the next uncached block, in this step or in one in flight."""
-        key = self._kv_cache.next_key(sequence, table)
-        return key is not None and (key in builder.keys or any(key in keys for _, keys in self._in_flight))
-
-    def _fits(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> bool:
-        """Return whether there are enough blocks to admit a sequence with the cached blocks of `table`.
-
-        One is enough for a new sequence whose turn it is. Others must fit whole, with one block of growth for each
-        running sequence:
-        - One that was preempted, because blocks were short. Readmitted on the first free block, it would recompute its
-          prompt and lose it again to the next decode that needs a block.
-        - One that overtakes. It must not take the blocks that mid-prefill prompts still need.
-        """
-        overtakes = sequence is not self._waiting.head
-        if not overtakes and not sequence.num_preemptions:
-            return self.pool.num_free > 0
-        needed = self.pool.blocks_for(len(sequence.tokens)) - len(table) + len(self._running)
-        if overtakes:
-            needed += sum(self.pool.blocks_for(len(s.tokens)) - len(s.block_table) for s in builder.unfinished)
-        return needed <= self.pool.num_free
-
     def _may_preempt(self) -> bool:
         """Return whether the next step may need more blocks than there are."""
         free, block_size = self.pool.num_free, self.pool.block_size
@@ -470,7 +323,8 @@ class Scheduler:
         while self.pool.num_free <= num_reserved:
             victim = choose_victim(self._running[self._running.index(sequence) :])
             self._running.remove(victim)
-            self._kv_cache.preempt(victim, builder)
+            builder.swap_out += self._kv_cache.preempt(victim)
+            builder.preempted.append(victim)
             self._waiting.push(victim)
             if victim is sequence:
                 return False

@@ -11,6 +11,7 @@ scheduled while it still runs.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 from fastgen.core.constraint import Constraint
@@ -23,102 +24,62 @@ Rank = tuple[int, int]
 UNKNOWN = -1
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """The state of one request. Invariant until it ends: `0 <= num_computed_tokens < len(tokens)`.
 
     A sequence that is pooled samples nothing. While its last step is in flight, all its tokens are computed.
-
-    Attributes:
-        tokens: prompt token ids, then generated ones; the last may be `UNKNOWN`.
-        max_length: prompt tokens plus the most tokens that may be generated; the result of pooling counts as one.
-        pooling: what to return instead of generated tokens; None to generate.
-        pooled_sum: sum of the hidden states that are to be pooled, of the tokens computed so far: an array that the
-            engine sets.
-        block_table: KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`.
-            Empty while the sequence waits.
-        host_blocks: the same for the host buffer, while the sequence is swapped out.
-        ordinal: unique position in the order of arrival.
-        rank: scheduling order; lower first.
-        arrival, deadline: seconds on the engine's clock; None for no deadline.
-        cache_salt: sequences share blocks only if their salts are equal; None disables sharing.
-        stop_tokens: tokens that end the request unless `min_tokens` forbids it. The scheduler sets them.
-        num_published_blocks: leading blocks that are in the prefix cache.
-        decodes_until: while `num_computed_tokens` is below it, the next step computes the token sampled last into a
-            block that the runner knows. There is nothing to decide, nor to tell the runner. 0 if unknown.
-        num_in_flight: scheduled steps that compute this sequence and have no results yet.
-        row: index of its row in the runner's state, or None if it has none; see `fastgen.model.step_input`.
-        num_sent_blocks: leading entries of `block_table` that the runner has.
-        num_cached_tokens: prompt tokens found in the prefix cache when the sequence was first scheduled.
-        num_prompt_logprobs: prompt tokens whose log-probabilities have been reported.
-        is_reported: whether any output has been reported.
-        first_scheduled: when the sequence was first scheduled, or None.
-        seed: seed of its sampling.
-        constraint: state of its grammar, if any, after all generated tokens.
     """
 
-    __slots__ = (
-        "arrival",
-        "block_table",
-        "cache_salt",
-        "constraint",
-        "deadline",
-        "decodes_until",
-        "finish_reason",
-        "first_scheduled",
-        "host_blocks",
-        "id",
-        "is_reported",
-        "max_length",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_in_flight",
-        "num_preemptions",
-        "num_prompt_logprobs",
-        "num_prompt_tokens",
-        "num_published_blocks",
-        "num_sent_blocks",
-        "ordinal",
-        "pooled_sum",
-        "pooling",
-        "rank",
-        "row",
-        "sampling",
-        "seed",
-        "stop_tokens",
-        "tokens",
-    )
+    request: InitVar[Request]
+    _: KW_ONLY
+    ordinal: int  # unique position in the order of arrival
+    arrival: float  # seconds on the engine's clock
+    seed: int  # of its sampling
+    id: str = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    pooling: Pooling | None = field(init=False)  # what to return instead of generated tokens; None to generate
+    num_prompt_tokens: int = field(init=False)
+    # Prompt tokens plus the most tokens that may be generated; the result of pooling counts as one.
+    max_length: int = field(init=False)
+    rank: Rank = field(init=False)  # scheduling order; lower first
+    deadline: float | None = field(init=False)  # seconds on the engine's clock; None for no deadline
+    cache_salt: str | None = field(init=False)  # sequences share blocks only if it is equal; None disables sharing
+    stop_tokens: frozenset[int] = field(init=False)  # end it unless `min_tokens` forbids it; the scheduler adds some
+    finish_reason: FinishReason | None = None
+    constraint: Constraint | None = None  # state of its grammar, if any, after all generated tokens
 
-    def __init__(self, request: Request, *, ordinal: int, arrival: float, seed: int) -> None:
+    tokens: list[int] = field(init=False)  # prompt, then generated ones; the last may be `UNKNOWN`
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0  # scheduled steps that compute this sequence and have no results yet
+    # KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`. Empty while the
+    # sequence waits.
+    block_table: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)  # the same for the host buffer, while it is swapped out
+    num_published_blocks: int = 0  # leading blocks that are in the prefix cache
+    num_preemptions: int = 0
+    # While `num_computed_tokens` is below it, the next step computes the token sampled last into a block that the
+    # runner knows, so there is nothing to decide or to send. 0 if unknown.
+    decodes_until: int = 0
+    row: int | None = None  # its row in the runner's state, see `fastgen.model.step_input`; None if it has none
+    num_sent_blocks: int = 0  # leading entries of `block_table` that the runner has
+
+    first_scheduled: float | None = None  # when it was first scheduled
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first scheduled
+    num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities have been reported
+    is_reported: bool = False  # whether any output has been reported
+    pooled_sum: Any = None  # sum of the hidden states to pool, of the tokens computed so far: an array of the engine
+
+    def __post_init__(self, request: Request) -> None:
         assert request.prompt_token_ids, "a sequence has at least one token"
-        self.id: str = request.id
-        self.sampling: SamplingParams = request.sampling
-        self.tokens: list[int] = list(request.prompt_token_ids)
+        self.id, self.sampling, self.pooling = request.id, request.sampling, request.pooling
+        self.tokens = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
-        self.pooling: Pooling | None = request.pooling
-        self.pooled_sum: Any = None
         self.max_length = self.num_prompt_tokens + (1 if self.pooling is not None else self.sampling.max_tokens)
-        self.num_computed_tokens = 0
-        self.num_in_flight = 0
-        self.block_table: list[int] = []
-        self.host_blocks: list[int] = []
-        self.ordinal = ordinal
-        self.rank: Rank = (request.priority, ordinal)
-        self.arrival = arrival
-        self.deadline = None if request.deadline_seconds is None else arrival + request.deadline_seconds
-        self.cache_salt: str | None = request.cache_salt
-        self.stop_tokens: frozenset[int] = frozenset(self.sampling.stop_token_ids)
-        self.num_published_blocks = 0
-        self.decodes_until = 0
-        self.row: int | None = None
-        self.num_sent_blocks = 0
-        self.num_cached_tokens = 0
-        self.num_prompt_logprobs = 0
-        self.is_reported = False
-        self.seed = seed
-        self.constraint: Constraint | None = None
-        self.first_scheduled: float | None = None
-        self.num_preemptions = 0
-        self.finish_reason: FinishReason | None = None
+        self.rank = (request.priority, self.ordinal)
+        self.deadline = None if request.deadline_seconds is None else self.arrival + request.deadline_seconds
+        self.cache_salt = request.cache_salt
+        self.stop_tokens = frozenset(self.sampling.stop_token_ids)
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, {self.num_computed_tokens}/{len(self.tokens)} tokens)"
@@ -140,29 +101,26 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Return whether the token sampled last is the only pending one."""
+        """Whether the token sampled last is the only pending one."""
         return self.num_computed_tokens == len(self.tokens) - 1 and self.num_computed_tokens >= self.num_prompt_tokens
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the sequence is unfinished and holds no blocks of the cache."""
+        """Whether the sequence is unfinished and holds no blocks of the cache."""
         return not self.block_table and self.finish_reason is None
 
     @property
     def needs_all_tokens(self) -> bool:
-        """Return whether the request needs all prompt tokens computed, even those in the prefix cache."""
+        """Whether all prompt tokens must be computed, even those in the prefix cache."""
         return self.wants_prompt_logprobs or (self.pooling is not None and self.pooling.method == "mean")
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Return whether requested prompt log-probabilities are still to be reported."""
+        """Whether requested prompt log-probabilities are still to be reported."""
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
-        """Record that a step computes `num_tokens` more tokens.
-
-        The step also samples a token if no pending token is left after them.
-        """
+        """Record that a step computes `num_tokens` more tokens, and samples one if that leaves none pending."""
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
         self.num_in_flight += 1
@@ -177,20 +135,13 @@ class Sequence:
         self.num_computed_tokens = start
 
     def settle_pooled(self, computed: int) -> bool:
-        """Record that the first `computed` tokens of a pooled sequence are computed.
-
-        Return whether that ends the sequence.
-        """
+        """Record that the first `computed` tokens of a pooled sequence are computed; return whether that ends it."""
         if computed == len(self.tokens):
             self.finish_reason = FinishReason.STOP
         return self.finish_reason is not None
 
     def settle(self, index: int, token: int) -> bool:
-        """Record that `token` was sampled for `tokens[index]`.
-
-        Returns:
-            Whether the request ends with it; `finish_reason` is set then.
-        """
+        """Record that `token` was sampled for `tokens[index]`; return whether the request ends with it."""
         assert self.tokens[index] == UNKNOWN, f"{self}: token {index} was sampled twice"
         self.tokens[index] = token
         # Most tokens pass this check. Each step settles hundreds.
@@ -206,3 +157,20 @@ class Sequence:
             elif index + 1 >= self.max_length:
                 self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """What the runner needs to sample a sequence's tokens, sent when the sequence gets a row.
+
+    Attributes:
+        row: index of the row in the runner's state.
+        seed: of its random numbers, 0 to 2^63 - 1.
+        tokens: the sequence so far, prompt first.
+    """
+
+    row: int
+    sampling: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    tokens: list[int]

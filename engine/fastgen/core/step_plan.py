@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fastgen.core.block_pool import BlockPool
-from fastgen.core.prefix_cache import Key
+from fastgen.core.blocks.block_pool import BlockPool
+from fastgen.core.blocks.prefix_cache import Key
 from fastgen.core.sequence import UNKNOWN, Sequence
 
 
 @dataclass(slots=True, init=False, eq=False)
 class Chunk:
-    """One sequence's tokens in a step.
+    """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
 
-    They are `sequence.tokens[start : start + num_tokens]`, at positions from `start`. Immutable by convention.
+    Immutable by convention.
 
     Attributes:
-        samples: whether a token is sampled after this chunk, which is so if it ends with the sequence's last pending
-            token, unless the sequence is pooled. Fixed at construction, because the sequence grows when the step is
-            scheduled.
+        samples: whether a token is sampled after this chunk: it ends with the sequence's last pending token, and the
+            sequence is not pooled. Fixed at construction, because the sequence grows when the step is scheduled.
     """
 
     sequence: Sequence
@@ -46,13 +45,13 @@ class StepPlan:
     Args:
         chunks: all but the continued ones.
         preempted, swap_out, swap_in: as the attributes.
-        continued: sequences with a chunk that `Sequence.decodes_until` tells everything about, and where they start.
+        continued: sequences whose chunk is their next decode, below `Sequence.decodes_until`, and where they start.
 
     Attributes:
         sequences: of each chunk.
         starts, ends: of each chunk; it computes `sequence.tokens[start:end]`.
         samples: of each chunk, whether a token is sampled after it.
-        num_continued: the first so many chunks are those of `continued`. Each is the token sampled last.
+        num_continued: how many chunks, the first ones, are those of `continued`. Each is the token sampled last.
         preempted: sequences that lost their blocks. Swapped ones hold host blocks, the others will be recomputed.
         swap_out: (cache block, host block) pairs to copy to the host first, so that the step may overwrite the block.
         swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
@@ -97,7 +96,7 @@ class StepPlan:
 
     @property
     def num_decode_tokens(self) -> int:
-        """Tokens that their sequences sampled last. The others belong to prompts, or are computed once more."""
+        """Tokens that their sequences sampled last. The others belong to prompts, or are recomputed."""
         return self.num_continued + sum(map(self.is_decode, range(self.num_continued, len(self.sequences))))
 
     def is_decode(self, index: int) -> bool:
@@ -116,6 +115,7 @@ def _scheduled_chunk(sequence: Sequence, start: int, end: int, samples: bool) ->
     return chunk
 
 
+@dataclass(slots=True)
 class StepPlanBuilder:
     """A step plan under construction. Adding a chunk allocates its blocks and spends token budget.
 
@@ -124,26 +124,26 @@ class StepPlanBuilder:
 
     Attributes:
         tokens_left: token budget not yet spent.
+        admits: whether waiting sequences may be admitted.
         num_decodes: sequences with one pending token that ran before.
         num_prompt_tokens: other tokens of the step.
         unfinished: prompts that are mid-prefill before or after this step.
         keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
     """
 
-    def __init__(self, pool: BlockPool, token_budget: int) -> None:
-        assert token_budget >= 1
-        self.tokens_left = token_budget
-        self.preempted: list[Sequence] = []
-        self.swap_out: list[tuple[int, int]] = []
-        self.swap_in: list[tuple[int, int]] = []
-        self.num_decodes = 0
-        self.num_prompt_tokens = 0
-        self.unfinished: list[Sequence] = []
-        self._continued: list[Sequence] = []
-        self._decodes: list[Chunk] = []
-        self._prompts: dict[Sequence, int] = {}  # tokens of each
-        self._pool = pool
-        self.keys: set[Key] = set()
+    pool: BlockPool
+    tokens_left: int
+    admits: bool = True
+    preempted: list[Sequence] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    num_decodes: int = 0
+    num_prompt_tokens: int = 0
+    unfinished: list[Sequence] = field(default_factory=list)
+    keys: set[Key] = field(default_factory=set)
+    _continued: list[Sequence] = field(default_factory=list)
+    _decodes: list[Chunk] = field(default_factory=list)
+    _prompts: dict[Sequence, int] = field(default_factory=dict)  # tokens of each
 
     def add_continued(self, sequences: list[Sequence]) -> None:
         """Add the token sampled last of each of these sequences, as `Sequence.decodes_until` allows."""
@@ -160,22 +160,19 @@ class StepPlanBuilder:
         self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
 
     def add_prompt(self, sequence: Sequence, most: int) -> bool:
-        """Add at most `most` further pending tokens, as budget and blocks allow.
-
-        Return False if that is none.
-        """
+        """Add at most `most` further pending tokens, as budget and blocks allow. Return False if that is none."""
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
-        capacity = self._pool.token_capacity(sequence.block_table, start + before)
+        capacity = self.pool.token_capacity(sequence.block_table, start + before)
         added = min(self.num_left(sequence), most, self.tokens_left, capacity)
         if added < 1:
             return False
         self.tokens_left -= added
         self.num_prompt_tokens += added
         size = self._prompts[sequence] = before + added
-        self._pool.extend(sequence.block_table, start + size)
-        block = start // self._pool.block_size
-        if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
-            self.keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
+        self.pool.extend(sequence.block_table, start + size)
+        block = start // self.pool.block_size
+        if sequence.cache_salt is not None and start + size >= (block + 1) * self.pool.block_size:
+            self.keys.add(self.pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
 
     def num_left(self, sequence: Sequence) -> int:
@@ -200,10 +197,9 @@ class StepPlanBuilder:
         prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
         for chunk in (*self._decodes, *prompts):
             chunk.sequence.advance(chunk.num_tokens)
-        single = [chunk for chunk in prompts if chunk.num_tokens == 1]
-        longer = [chunk for chunk in prompts if chunk.num_tokens > 1]
+        prompts.sort(key=lambda chunk: chunk.num_tokens > 1)
         return StepPlan(
-            (*self._decodes, *single, *longer),
+            (*self._decodes, *prompts),
             tuple(self.preempted),
             tuple(self.swap_out),
             tuple(self.swap_in),

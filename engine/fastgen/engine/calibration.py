@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fastgen.config import EngineConfig
-from fastgen.core.block_pool import BlockPool
+from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.budget_tuning import StepTime, TunedBudget, tune_budget
 from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.request import Request, SamplingParams

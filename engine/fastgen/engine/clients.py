@@ -1,25 +1,23 @@
-"""The clients of the engine process: its API processes.
-
-Tracks which requests each client has, and whether it watches steps.
-"""
+"""The clients of the engine process, its API processes: their sockets, requests and shares of each report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import zmq
 
-from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.engine.messages import Command, Failed, Loading, Ready, StepReport, TokenOutput
+
+# Unread reports per client before sending blocks. A server that leaves so many unread has stopped reading.
+_SEND_QUEUE = 10_000
 
 
 class Clients:
-    """Divides reports among the clients of one engine.
-
-    Args:
-        num_clients: how many there are; they are numbered from 0.
+    """Tracks each client's requests, and splits reports among the clients, which are numbered from 0.
 
     Attributes:
-        present: numbers of the clients that have not gone.
+        present: numbers of the clients that have not exited.
     """
 
     def __init__(self, num_clients: int) -> None:
@@ -30,7 +28,7 @@ class Clients:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether a client watches."""
+        """Whether any client watches steps."""
         return bool(self._watching)
 
     def open(self, request_id: str, client: int) -> None:
@@ -43,31 +41,81 @@ class Clients:
         self._owner.pop(request_id, None)
 
     def watch(self, client: int, *, on: bool) -> None:
-        """Record whether a client watches."""
+        """Record whether a client watches steps."""
         (self._watching.add if on else self._watching.discard)(client)
 
     def leave(self, client: int) -> list[str]:
-        """Record that a client has gone; return its requests."""
+        """Forget a client that has exited; return its requests."""
         self.present.remove(client)
         self._watching.discard(client)
         requests = [request_id for request_id, owner in self._owner.items() if owner == client]
         for request_id in requests:
-            self.close(request_id)
+            del self._owner[request_id]
         return requests
 
     def split(self, report: StepReport) -> Iterator[tuple[int, StepReport]]:
-        """Yield what each client gets of a report: its own outputs, and the trace if it watches."""
+        """Yield each client with its part of a report: its own outputs, and the trace if it watches."""
         if self._is_one:
             yield 0, report
             return
         outputs: dict[int, list[TokenOutput]] = {client: [] for client in self.present}
         for output in report.outputs:
             owner = self._owner.get(output.request_id)
-            if owner is None:  # its client has gone or cancelled it
+            if owner is None:  # its client has exited or cancelled it
                 continue
             if output.finish_reason is not None:
-                self.close(output.request_id)
+                del self._owner[output.request_id]
             outputs[owner].append(output)
         for client, own in outputs.items():
             trace = report.trace if client in self._watching else None
             yield client, msgspec.structs.replace(report, outputs=own, trace=trace)
+
+
+class Channel:
+    """The engine's ends of the socket pairs, one per client."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._sockets = [_connect(address) for address in addresses]
+        self._client = {socket: client for client, socket in enumerate(self._sockets)}
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+        self.clients = Clients(len(self._sockets))
+
+    def send(self, event: Loading | Ready | Failed) -> None:
+        """Send one event to all clients."""
+        encoded = self._encoder.encode(event)
+        for client in self.clients.present:
+            self._sockets[client].send(encoded)
+
+    def report(self, report: StepReport) -> None:
+        """Send each client its part of a report."""
+        for client, part in self.clients.split(report):
+            self._sockets[client].send(self._encoder.encode(part))
+
+    def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
+        """Return all pending commands with their clients, those of one client in order.
+
+        Waits at most `wait` seconds for the first one, or without limit if it is None.
+        """
+        commands: list[tuple[int, Command]] = []
+        for socket, _ in self._poller.poll(None if wait is None else round(wait * 1000)):
+            while socket.poll(0, zmq.POLLIN):
+                commands.append((self._client[socket], self._decoder.decode(socket.recv())))
+        return commands
+
+    def leave(self, client: int) -> list[str]:
+        """Close the socket of a client that has exited; return its requests."""
+        self._poller.unregister(self._sockets[client])
+        self._sockets[client].close(linger=0)
+        return self.clients.leave(client)
+
+
+def _connect(address: str) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+    socket.set(zmq.SNDHWM, _SEND_QUEUE)
+    socket.set(zmq.LINGER, 1000)
+    socket.connect(address)
+    return socket

@@ -16,17 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.config import EngineConfig
-from fastgen.core.block_pool import BlockPool
+from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.constraint import Constraint, Grammars, NewConstraint
-from fastgen.core.preemption import HostBuffer
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
-from fastgen.core.stats import StepStats
+from fastgen.core.stats import StepStats, StepTrace
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
-from fastgen.core.step_trace import StepTrace
 from fastgen.engine.messages import StepReport, TokenOutput
 from fastgen.engine.pooling import Pools
 from fastgen.model.step_input import StepInput, StepInputBuilder

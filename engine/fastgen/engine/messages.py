@@ -11,9 +11,8 @@ from __future__ import annotations
 import msgspec
 
 from fastgen.core.request import FinishReason, Request
-from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.core.step_trace import StepTrace
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):

@@ -1,8 +1,7 @@
-"""The engine process.
+"""The engine process: loads the model, then runs the step loop and exchanges messages with the API processes.
 
-Loads the model, then runs the step loop and exchanges messages with the API processes. `fastgen.engine.launch` starts
-it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig` as JSON on standard input. It is
-a separate process so that HTTP work never delays a step.
+`fastgen.engine.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
+as JSON on standard input. It is a separate process so that HTTP work never delays a step.
 """
 
 from __future__ import annotations
@@ -14,92 +13,24 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
-import zmq
 
 from fastgen import exit_codes, logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
-from fastgen.engine.clients import Clients
-from fastgen.engine.messages import (
-    Add,
-    Cancel,
-    Command,
-    Failed,
-    Gone,
-    Loading,
-    Ready,
-    Shutdown,
-    StepReport,
-    TokenOutput,
-    Watch,
-)
+from fastgen.engine.clients import Channel
+from fastgen.engine.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
 from fastgen.kernels.cpu import environment
 from fastgen.runner.device_errors import first_line, is_device_failure, is_out_of_memory
 
 log = logging.getLogger("fastgen.engine.process")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# A server that leaves this many reports unread has stopped reading. Sending then blocks.
-_SEND_QUEUE = 10_000
-# What would delay requests is done when there has been no work for this long.
+# The integrity check, which would delay requests, runs when there has been no work for this long.
 _IDLE_SECONDS = 1.0
-
-
-class Channel:
-    """The engine's ends of the socket pairs, one per client."""
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._sockets = [_connect(address) for address in addresses]
-        self._poller = zmq.Poller()
-        self._client = {socket: client for client, socket in enumerate(self._sockets)}
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-        self.clients = Clients(len(self._sockets))
-
-    def send(self, event: Loading | Ready | Failed) -> None:
-        """Send one event to all clients."""
-        encoded = self._encoder.encode(event)
-        for client in self.clients.present:
-            self._sockets[client].send(encoded)
-
-    def report(self, report: StepReport) -> None:
-        """Send each client its part of a report."""
-        for client, part in self.clients.split(report):
-            self._sockets[client].send(self._encoder.encode(part))
-
-    def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
-        """Return all pending commands, each with its client.
-
-        Wait at most `wait` seconds for the first one, or without limit if `wait` is None. The commands of one client
-        are in order.
-        """
-        commands: list[tuple[int, Command]] = []
-        for socket, _ in self._poller.poll(None if wait is None else round(wait * 1000)):
-            client = self._client[socket]
-            while socket.poll(0, zmq.POLLIN):
-                commands.append((client, self._decoder.decode(socket.recv())))
-        return commands
-
-    def leave(self, client: int) -> list[str]:
-        """Stop exchanging messages with a client that has gone; return its requests."""
-        requests = self.clients.leave(client)
-        self._poller.unregister(self._sockets[client])
-        self._sockets[client].close(linger=0)
-        return requests
-
-
-def _connect(address: str) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-    socket.set(zmq.SNDHWM, _SEND_QUEUE)
-    socket.set(zmq.LINGER, 1000)
-    socket.connect(address)
-    return socket
 
 
 def serve(channel: Channel, config: EngineConfig) -> None:
@@ -124,18 +55,18 @@ def serve(channel: Channel, config: EngineConfig) -> None:
     gc.freeze()
     gc.enable()
     channel.send(Ready(loaded.info))
-    # In the background: probes and endpoints take longer to bring the first request, and no later one is delayed.
+    # Now, in the background: it is done before probes and endpoints bring the first request.
     engine.prepare_grammars()
-    is_rested = False
+    is_checked = False  # since the last step
     while True:
         owes_report = False
         rejected: list[TokenOutput] = []
-        commands = channel.receive(wait=0.0 if engine.has_work else None if is_rested else _IDLE_SECONDS)
+        commands = channel.receive(wait=0.0 if engine.has_work else None if is_checked else _IDLE_SECONDS)
         if not commands and not engine.has_work:
             engine.check_integrity()
-            is_rested = True
+            is_checked = True
         for client, command in commands:
-            if client not in clients.present:  # it has gone, which another one has just said
+            if client not in clients.present:  # another client has just reported that it is gone
                 continue
             match command:
                 case Add(request):
@@ -143,33 +74,27 @@ def serve(channel: Channel, config: EngineConfig) -> None:
                     try:
                         engine.add(request)
                     except RequestError as error:
-                        # The server applies the same checks before. If they disagree nevertheless, abort this request
-                        # only.
+                        # The server makes the same checks. If they disagree nevertheless, abort only this request.
                         log.error("request %s rejected: %s", request.id, error)
-                        rejected.append(_aborted(request.id))
+                        rejected.append(TokenOutput(request.id, [], FinishReason.ABORT))
                 case Cancel(request_id):
                     clients.close(request_id)
                     owes_report |= engine.cancel(request_id)
                 case Watch(on):
                     clients.watch(client, on=on)
-                    engine.is_watched = clients.is_watched
                     owes_report = True
                 case Gone(gone):
                     for request_id in channel.leave(gone):
                         engine.cancel(request_id)
-                    engine.is_watched = clients.is_watched
                     owes_report = True
                 case Shutdown():
                     return
+        engine.is_watched = clients.is_watched
         if rejected or (owes_report and not engine.has_work):
             channel.report(engine.report(rejected))
         if engine.has_work:
-            is_rested = False
+            is_checked = False
             channel.report(engine.step())
-
-
-def _aborted(request_id: str) -> TokenOutput:
-    return TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
 
 
 def import_torch() -> None:
@@ -180,8 +105,7 @@ def import_torch() -> None:
 
 def main(prepare: Callable[[], None]) -> int:
     """Run the process and return its exit code. `prepare` is called before the configuration is read."""
-    # Importing hundreds of modules creates objects that stay. Collecting garbage meanwhile takes a tenth of the start
-    # time.
+    # Imports create objects that stay. Collecting garbage meanwhile would take a tenth of the start time.
     gc.disable()
     # The server decides when to stop, and Ctrl-C in a terminal reaches both processes. If the server dies, the kernel
     # kills this process.

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.core.row_parameters import RowParameters
-from fastgen.core.sequence import UNKNOWN, Sequence
+from fastgen.core.sequence import UNKNOWN, RowParameters, Sequence
 from fastgen.core.step_plan import StepPlan
 
 IntArray = npt.NDArray[np.int32]

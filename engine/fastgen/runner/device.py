@@ -11,8 +11,8 @@ import torch
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import MOST_LOGPROBS, Request, SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fastgen.core.request import SamplingParams
-from fastgen.core.row_parameters import RowParameters
+from fastgen.core.sequence import RowParameters
 from fastgen.sampling.penalties import Bias, TokenHistory, is_penalised
 
 # Below this temperature sampling is greedy, as in vLLM: the division would overflow or leave one token anyway.

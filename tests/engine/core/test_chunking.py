@@ -16,8 +16,8 @@ from fastgen.core.chunking import (
     AutomaticTarget,
     Chunker,
     FixedTarget,
-    NoTarget,
     StepLoad,
+    Target,
     even_share,
     whole_tiles,
 )
@@ -48,7 +48,7 @@ def test_even_steps_are_as_few_as_full_ones_and_differ_by_at_most_one_token(back
 
 def test_even_chunking_halves_a_prompt_that_greedy_splits_unevenly() -> None:
     for chunking, expected in (("greedy", [16, 4]), ("even", [10, 10])):
-        s = scheduler(budget=16, chunker=Chunker(chunking, NoTarget()))  # type: ignore[arg-type]
+        s = scheduler(budget=16, chunker=Chunker(chunking, Target()))  # type: ignore[arg-type]
         s.add(Arrivals()(prompt=20))
         assert [run(s).num_tokens for _ in range(2)] == expected
 

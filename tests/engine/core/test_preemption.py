@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fastgen.core.blocks.preemption import HostBuffer, Preemption
 from fastgen.core.budget_tuning import StepTime
-from fastgen.core.preemption import HostBuffer, Preemption
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.step_model import StepModel
 from support.scheduling import Arrivals, run, run_to_end, scheduler, sizes

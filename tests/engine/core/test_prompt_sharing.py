@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastgen.core.scheduler import Scheduler, StepPlan
+from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_plan import StepPlan
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 relaxed = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fastgen.core.request import FinishReason
-from fastgen.core.scheduler import Scheduler, StepPlan
+from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import UNKNOWN
+from fastgen.core.step_plan import StepPlan
 from support.scheduling import Arrivals, scheduler
 
 

@@ -10,8 +10,8 @@ import pytest
 from fastgen.config import EngineConfig
 from fastgen.core.constraint import NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
+from fastgen.core.stats import StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
-from fastgen.core.step_trace import StepTrace
 from fastgen.engine.core import Engine
 from fastgen.engine.messages import TokenOutput
 from fastgen.model.step_input import StepInput

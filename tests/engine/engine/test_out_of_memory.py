@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import pytest
 
-from fastgen.core import step_limit
+from fastgen.core import chunking
+from fastgen.core.chunking import StepLimit
 from fastgen.core.request import FinishReason, Request, SamplingParams
-from fastgen.core.step_limit import StepLimit
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine, Mask
 from fastgen.model.step_input import StepInput
@@ -129,7 +129,7 @@ def fails_at_random(rng: random.Random) -> Callable[[StepInput, str], bool]:
 def test_steps_that_run_out_of_memory_at_random_change_no_output(
     steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_limit, "STEPS_PER_GROWTH", 4)  # so that steps are large enough to fail again
+    monkeypatch.setattr(chunking, "STEPS_PER_GROWTH", 4)  # so that steps are large enough to fail again
     seen: Counter[str] = Counter()
     for seed in range(WORKLOADS):
         rng = random.Random(3000 * steps_in_flight + seed)
@@ -265,8 +265,8 @@ def test_the_limit_halves_to_one_token_and_grows_back_to_the_budget() -> None:
         sizes.append(limit.tokens)
     assert sizes == [50, 25, 12, 6, 3, 1]
     grown = []
-    for _ in range(8 * step_limit.STEPS_PER_GROWTH):
+    for _ in range(8 * chunking.STEPS_PER_GROWTH):
         limit.record()
         grown.append(limit.tokens)
-    assert grown[step_limit.STEPS_PER_GROWTH - 2 :][:2] == [1, 2]
+    assert grown[chunking.STEPS_PER_GROWTH - 2 :][:2] == [1, 2]
     assert grown[-1] == 100

@@ -10,9 +10,9 @@ import pytest
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request
 from fastgen.engine import build
-from fastgen.engine.clients import Clients
+from fastgen.engine.clients import Channel, Clients
 from fastgen.engine.messages import Add, Command, Event, Gone, Ready, Shutdown, StepReport
-from fastgen.engine.process import Channel, serve
+from fastgen.engine.process import serve
 from support.demo_weights import demo_model
 
 

@@ -8,7 +8,8 @@ from dataclasses import fields
 import numpy as np
 
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, Scheduler, StepPlan
+from fastgen.core.scheduler import Scheduler
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from support.driving import forward_input, sequence
 from support.scheduling import Arrivals, scheduler

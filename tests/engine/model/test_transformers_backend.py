@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model import ModelError
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.source import ModelSource

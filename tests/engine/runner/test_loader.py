@@ -39,7 +39,7 @@ print(describe())
 
 import numpy as np
 import torch
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from support.driving import logits, sequence
 
 prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198] * 9

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastgen.config import EngineConfig
-from fastgen.core import step_limit
+from fastgen.core import chunking
 from fastgen.core.request import Request, SamplingParams
 from fastgen.engine.core import Engine, Runner
 from fastgen.kv_cache.tensors import KVCache
@@ -88,7 +88,7 @@ def tokens_of(runner: Runner) -> dict[str, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["cpu", "gpu"])
 def test_running_out_of_memory_changes_no_token(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_limit, "STEPS_PER_GROWTH", 2)
+    monkeypatch.setattr(chunking, "STEPS_PER_GROWTH", 2)
     folder = saved("llama", tmp_path)
     expected = tokens_of(make_runner(folder, path))
     runner = make_runner(folder, path)

@@ -9,7 +9,7 @@ import torch
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Runner
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner

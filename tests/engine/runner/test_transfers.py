@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kernels.gpu.transfers import download, upload, upload_into
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.swap import CUDAStreams, Swapper

@@ -10,7 +10,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from fastgen.core.request import SamplingParams
-from fastgen.core.row_parameters import RowParameters
+from fastgen.core.sequence import RowParameters
 from fastgen.sampling.penalties import Bias, TokenHistory, add_bias, penalise
 from fastgen.sampling.rows import SamplingRows
 

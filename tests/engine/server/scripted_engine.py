@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.row_parameters import RowParameters
+from fastgen.core.sequence import RowParameters
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import CompletedTicket
 from fastgen.model.step_input import StepInput

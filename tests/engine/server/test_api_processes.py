@@ -19,8 +19,7 @@ from engine.server.serving import Serving, serving, wait_until
 from engine.server.test_admission import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
-from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.core.step_trace import StepTrace
+from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
 from fastgen.engine.clients import Clients
 from fastgen.engine.in_flight import InFlight
 from fastgen.engine.messages import StepReport, TokenOutput

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from fastgen.core.request import Request, SamplingParams
-from fastgen.core.scheduler import Chunk, StepPlan
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
 from fastgen.model.forward_input import HostRows

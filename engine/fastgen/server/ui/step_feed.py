@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from fastgen.core.stats import SchedulerStats
-from fastgen.core.step_trace import StepTrace
+from fastgen.core.stats import SchedulerStats, StepTrace
 from fastgen.engine.messages import StepReport
 from fastgen.server.http.errors import APIError
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.safetensors import open_safetensors

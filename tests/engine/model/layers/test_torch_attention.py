@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from fastgen.core.scheduler import Chunk, StepPlan
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kernels import reference
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.core.step_trace import StepTrace
+from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
 from fastgen.engine.messages import StepReport
 from fastgen.server.http.errors import APIError
 from fastgen.server.ui import step_feed

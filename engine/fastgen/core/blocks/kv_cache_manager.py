@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import abc
 
-from fastgen.core.block_pool import BlockPool
-from fastgen.core.preemption import HostBuffer, Preemption
-from fastgen.core.prefix_cache import Key
+from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
+from fastgen.core.blocks.preemption import Preemption
+from fastgen.core.blocks.prefix_cache import Key
 from fastgen.core.sequence import UNKNOWN, Sequence
-from fastgen.core.step_plan import StepPlanBuilder
+
+# (cache block, host block) pairs to copy.
+Copies = list[tuple[int, int]]
 
 
 class KVCacheManager:
@@ -29,10 +31,7 @@ class KVCacheManager:
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
 
     def next_key(self, sequence: Sequence, table: list[int]) -> Key | None:
-        """Return the prefix cache key of the block after the cached ones of `table`.
-
-        None if the block cannot be shared.
-        """
+        """Return the key of the block after the cached ones of `table`, or None if that block cannot be shared."""
         if sequence.cache_salt is None or len(table) >= self._num_cacheable(sequence):
             return None
         return self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table))
@@ -46,26 +45,28 @@ class KVCacheManager:
         sequence.block_table = table
         sequence.num_published_blocks = len(table)
 
-    def swap_in(self, sequence: Sequence, table: list[int], builder: StepPlanBuilder) -> None:
-        """Start a swapped sequence with the cached blocks of `table` and copies of its further host blocks."""
+    def swap_in(self, sequence: Sequence, table: list[int]) -> Copies:
+        """Start a swapped sequence with the cached blocks of `table`; return its other blocks, to copy back."""
         num_cached = len(table)
         self.pool.extend(table, sequence.num_computed_tokens)
-        builder.swap_in += zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True)
+        copies = list(zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True))
         self._host.release(sequence.host_blocks)
         sequence.block_table = table
         sequence.num_published_blocks = num_cached
+        return copies
 
-    def preempt(self, victim: Sequence, builder: StepPlanBuilder) -> None:
-        """Take the blocks of a running sequence; its KV is swapped out or will be recomputed."""
+    def preempt(self, victim: Sequence) -> Copies:
+        """Free the blocks of a running sequence; return them if they are to be copied to the host, not recomputed."""
+        copies: Copies = []
         num_shared = self.pool.num_shared(victim.block_table)
         if self._preemption.should_swap(victim, num_shared, self.pool.block_size, self._host):
             victim.host_blocks = self._host.allocate(len(victim.block_table))
-            builder.swap_out += zip(victim.block_table, victim.host_blocks, strict=True)
+            copies += zip(victim.block_table, victim.host_blocks, strict=True)
         else:
             victim.num_computed_tokens = 0
         self._release_blocks(victim)
         victim.num_preemptions += 1
-        builder.preempted.append(victim)
+        return copies
 
     def publish(self, sequence: Sequence, num_computed: int) -> None:
         """Add the full blocks among the first `num_computed` tokens of a sequence to the prefix cache."""
@@ -81,15 +82,16 @@ class KVCacheManager:
         sequence.num_published_blocks = num_full
 
     def truncate(self, sequence: Sequence) -> None:
-        """Take the blocks beyond the computed tokens of a sequence."""
-        beyond = sequence.block_table[self.pool.blocks_for(sequence.num_computed_tokens) :]
-        del sequence.block_table[len(sequence.block_table) - len(beyond) :]
+        """Free the blocks beyond the computed tokens of a sequence."""
+        num_kept = self.pool.blocks_for(sequence.num_computed_tokens)
+        beyond = sequence.block_table[num_kept:]
+        del sequence.block_table[num_kept:]
         sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_table))
         sequence.decodes_until = 0
         self.pool.release(beyond)
 
     def drop(self, sequence: Sequence) -> None:
-        """Take all blocks of a sequence, in the cache and on the host; its KV will be recomputed."""
+        """Free all blocks of a sequence, in the cache and on the host; its KV will be recomputed."""
         self.free(sequence)
         sequence.num_computed_tokens = 0
 
@@ -99,10 +101,9 @@ class KVCacheManager:
         self._host.release(sequence.host_blocks)
 
     def check_integrity(
-        self, running: Iterable[Sequence], waiting: Iterable[Sequence], ended: Iterable[Sequence]
+        self, running: abc.Sequence[Sequence], waiting: abc.Sequence[Sequence], ended: abc.Sequence[Sequence]
     ) -> None:
         """Assert the invariants that hold between steps; `ended` are computed by steps in flight."""
-        running, waiting, ended = list(running), list(waiting), list(ended)
         self.pool.check_integrity([sequence.block_table for sequence in (*running, *ended)])
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
@@ -118,9 +119,7 @@ class KVCacheManager:
             assert not sequence.decodes_until
             assert UNKNOWN not in sequence.tokens[-1:]
             assert len(sequence.host_blocks) == self.pool.blocks_for(sequence.num_computed_tokens)
-        for sequence in ended:
-            assert sequence.num_in_flight
-            assert sequence.block_table
+        assert all(sequence.num_in_flight and sequence.block_table for sequence in ended)
 
     def _num_cacheable(self, sequence: Sequence) -> int:
         """Return how many leading full blocks the sequence could take from the prefix cache."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 
-from fastgen.core.prefix_cache import Key, PrefixCache
+from fastgen.core.blocks.prefix_cache import Key, PrefixCache
 
 
 class BlockPool:
@@ -48,10 +48,9 @@ class BlockPool:
         return sum(ref_counts[block] > 1 for block in table)
 
     def extend(self, table: list[int], num_tokens: int) -> None:
-        """Append blocks to `table` until it holds `num_tokens` tokens.
+        """Append blocks to `table` until it holds `num_tokens` tokens; the caller has checked that there are enough.
 
-        The caller has checked that there are enough. Takes free blocks first, then evicts the least recently used ones
-        of the prefix cache.
+        Takes free blocks first, then evicts the least recently used ones of the prefix cache.
         """
         missing = self.blocks_for(num_tokens) - len(table)
         assert missing <= self.num_free, f"{missing} blocks needed, {self.num_free} free"
@@ -62,7 +61,7 @@ class BlockPool:
 
     def release(self, table: list[int]) -> None:
         """Drop the references to all blocks of `table` and empty it."""
-        for block in reversed(table):  # children before their parents, see `fastgen.core.prefix_cache`
+        for block in reversed(table):  # children before their parents, see `fastgen.core.blocks.prefix_cache`
             self._unref(block)
         table.clear()
 
@@ -85,10 +84,8 @@ class BlockPool:
     def publish(self, table: list[int], tokens: list[int], salt: str, num_published: int, num_full: int) -> int | None:
         """Add blocks `num_published` to `num_full - 1` of `table`, which are full, to the prefix cache.
 
-        Where the cache has an equal block already, that block replaces the sequence's own in `table`.
-
-        Returns:
-            Index of the first block that was replaced, or None.
+        Where the cache has an equal block already, that block replaces the sequence's own in `table`. Returns the index
+        of the first block that was replaced, or None.
         """
         first_replaced = None
         for index in range(num_published, num_full):
@@ -105,10 +102,7 @@ class BlockPool:
         return first_replaced
 
     def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
-        """Assert that every block is free, cached or referenced.
-
-        Its reference count must equal its number of occurrences in `tables`.
-        """
+        """Assert that every block is free, cached or referenced as often as it occurs in `tables`."""
         references = Counter(block for table in tables for block in table)
         assert self._ref_counts == [references[block] for block in range(self.num_blocks)], "a block is miscounted"
         self._prefix_cache.check_integrity()
@@ -130,3 +124,32 @@ class BlockPool:
                 self._prefix_cache.unpin(block)
             else:
                 self._free.append(block)
+
+
+class HostBuffer:
+    """Blocks of host memory for swapped sequences. Each belongs to at most one sequence."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 0
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated."""
+        return len(self._free)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Return blocks for a sequence; the caller has checked that there are enough."""
+        assert 1 <= num_blocks <= self.num_free
+        return [self._free.pop() for _ in range(num_blocks)]
+
+    def release(self, blocks: list[int]) -> None:
+        """Take back `blocks` and empty the list."""
+        self._free.extend(reversed(blocks))
+        blocks.clear()
+
+    def check_integrity(self, tables: list[list[int]]) -> None:
+        """Assert that every block is free or in exactly one of `tables`."""
+        accounted = sorted([block for table in tables for block in table] + self._free)
+        assert accounted == list(range(self.num_blocks)), "a host block is lost or held twice"

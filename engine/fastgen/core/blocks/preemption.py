@@ -1,46 +1,16 @@
-"""Preemption: which sequence loses its blocks, and what happens to its KV.
+"""Preemption: which sequence loses its blocks, and whether its KV is recomputed or swapped to the host and back.
 
-The KV is dropped and recomputed, or swapped to the host and back. PagedAttention (Kwon et al., 2023), section 4.5,
-describes both. Which is cheaper depends on the model and the machine.
+PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is cheaper depends on the model and the machine.
 """
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import Literal
 
+from fastgen.core.blocks.block_pool import HostBuffer
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_model import StepTimes
-
-
-class HostBuffer:
-    """Blocks of host memory for swapped sequences. Each belongs to at most one sequence."""
-
-    def __init__(self, num_blocks: int) -> None:
-        assert num_blocks >= 0
-        self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated."""
-        return len(self._free)
-
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Return blocks for a sequence; the caller has checked that there are enough."""
-        assert 1 <= num_blocks <= self.num_free
-        return [self._free.pop() for _ in range(num_blocks)]
-
-    def release(self, blocks: list[int]) -> None:
-        """Take back `blocks` and empty the list."""
-        self._free.extend(reversed(blocks))
-        blocks.clear()
-
-    def check_integrity(self, tables: list[list[int]]) -> None:
-        """Assert that every block is free or in exactly one of `tables`."""
-        accounted = sorted([block for table in tables for block in table] + self._free)
-        assert accounted == list(range(self.num_blocks)), "a host block is lost or held twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +23,7 @@ class Preemption:
         seconds_per_block: time to copy a block one way; 0 if unknown.
     """
 
-    mode: Literal["auto", "recompute", "swap"]
+    mode: str
     times: StepTimes
     seconds_per_block: float = 0.0
 
@@ -75,9 +45,6 @@ def choose_victim(candidates: abc.Sequence[Sequence]) -> Sequence:
 
     A victim ranks below the sequence that needs the block, or is that sequence: higher-ranked ones may already be in
     the plan. The highest-ranked running sequence must advance in every step, so it is never the victim while a
-    lower-ranked one runs.
-
-    Args:
-        candidates: the sequence that needs the block, and the running ones that rank below it, by rank.
+    lower-ranked one runs. `candidates` are the sequence that needs the block and those that rank below it, by rank.
     """
     return candidates[-1]

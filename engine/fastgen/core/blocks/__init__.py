@@ -1,0 +1,1 @@
+"""KV blocks of sequences: the pool, the prefix cache, preemption and swapping."""

@@ -16,9 +16,10 @@ import time
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.step_output import StepOutput
-from fastgen.engine.core import CompletedTicket, Engine, Runner
+from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput
+from fastgen.runner.interface import CompletedTicket, Runner
 from fastgen.runner.loader import load_runner
 
 TOKEN_IDS = range(1000, 40000)

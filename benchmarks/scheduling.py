@@ -28,9 +28,10 @@ from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_output import StepOutput
-from fastgen.engine.core import CompletedTicket, Engine
+from fastgen.engine.core import Engine
 from fastgen.model.forward_input import HostRows
 from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.runner.interface import CompletedTicket
 
 BLOCK_SIZE = 64
 VOCABULARY = 30_000

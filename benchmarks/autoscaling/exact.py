@@ -11,8 +11,8 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine as RealEngine
-from fastgen.engine.core import Mask
 from fastgen.model.step_input import StepInput
+from fastgen.runner.interface import Mask
 
 _BLOCK = 64
 

@@ -14,11 +14,12 @@ from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import Chunk, StepPlan
-from fastgen.engine.core import Engine, Ticket
+from fastgen.engine.core import Engine
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.runner.interface import Ticket
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 
@@ -56,25 +57,10 @@ class FewBlocks:
     num_host_blocks: int = 0
     seconds_per_block: float = 0.0
 
-    @property
-    def vocab_size(self) -> int:
-        return self.runner.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self.runner.eos_token_ids
-
-    @property
-    def block_size(self) -> int:
-        return self.runner.block_size
-
-    @property
-    def max_model_length(self) -> int:
-        return self.num_blocks * self.block_size
-
-    @property
-    def steps_in_flight(self) -> int:
-        return self.runner.steps_in_flight
+    def __post_init__(self) -> None:
+        self.vocab_size, self.eos_token_ids = self.runner.vocab_size, self.runner.eos_token_ids
+        self.block_size, self.steps_in_flight = self.runner.block_size, self.runner.steps_in_flight
+        self.max_model_length = self.num_blocks * self.block_size
 
     def launch(self, step: StepInput) -> Ticket:
         return self.runner.launch(step)

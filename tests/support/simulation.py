@@ -24,8 +24,9 @@ from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.request import Request
 from fastgen.core.step_output import StepOutput, TokenLogprobs
-from fastgen.engine.core import Engine, Mask
+from fastgen.engine.core import Engine
 from fastgen.model.step_input import StepInput
+from fastgen.runner.interface import Mask
 
 VOCABULARY = 1000
 

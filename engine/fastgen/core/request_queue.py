@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, insort
 
 from fastgen.core.sequence import Rank, Sequence
-
-# Ordinal, number of preemptions, sequence: a preempted sequence gets a new heap entry.
-_HeapEntry = tuple[int, int, Sequence]
-_MAX_STALE = 64
-
-
-def _heap_entry(sequence: Sequence) -> _HeapEntry:
-    return (sequence.ordinal, sequence.num_preemptions, sequence)
 
 
 def by_rank(sequence: Sequence) -> Rank:
@@ -25,6 +16,10 @@ def by_rank(sequence: Sequence) -> Rank:
 def _by_length(sequence: Sequence) -> tuple[int, int, int]:
     """Return the sort key by priority, pending tokens and arrival, which is constant while a sequence waits."""
     return (sequence.priority, sequence.num_pending_tokens, sequence.ordinal)
+
+
+def _by_arrival(sequence: Sequence) -> int:
+    return sequence.ordinal
 
 
 class RequestQueue:
@@ -41,8 +36,8 @@ class RequestQueue:
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self._by_length: list[Sequence] = []
-        # A heap by arrival. Sequences that left the queue stay in it until they are the oldest, or too many.
-        self._by_arrival: list[_HeapEntry] = []
+        self._by_arrival: list[Sequence] = []
+        self._orders = ((self.sequences, by_rank), (self._by_length, _by_length), (self._by_arrival, _by_arrival))
         self.num_swapped = 0
         self.num_prompt_tokens = 0
 
@@ -53,37 +48,30 @@ class RequestQueue:
         """Return the sequence with the fewest pending tokens, if the first sequences have this priority."""
         return self._by_length[0] if self._by_length and self._by_length[0].priority == priority else None
 
+    def oldest_arrival(self) -> float:
+        """Return the earliest arrival of all queued sequences; infinity if there are none."""
+        return self._by_arrival[0].arrival if self._by_arrival else math.inf
+
     def push(self, sequence: Sequence) -> None:
-        """Insert a sequence by rank."""
-        insort(self.sequences, sequence, key=by_rank)
-        insort(self._by_length, sequence, key=_by_length)
-        heapq.heappush(self._by_arrival, _heap_entry(sequence))
-        if len(self._by_arrival) > 2 * len(self.sequences) + _MAX_STALE:
-            self._by_arrival = [_heap_entry(waiting) for waiting in self.sequences]
-            heapq.heapify(self._by_arrival)
+        """Insert a sequence into each order."""
+        for order, key in self._orders:
+            insort(order, sequence, key=key)
         self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence. Call it before the sequence changes."""
-        index = bisect_left(self.sequences, sequence.rank, key=by_rank)
-        assert self.sequences[index] is sequence
-        del self.sequences[index]
-        index = bisect_left(self._by_length, _by_length(sequence), key=_by_length)
-        assert self._by_length[index] is sequence
-        del self._by_length[index]
+        for order, key in self._orders:
+            index = bisect_left(order, key(sequence), key=key)
+            assert order[index] is sequence
+            del order[index]
         self._count(sequence, -1)
 
-    def oldest_arrival(self) -> float:
-        """Return the earliest arrival of all queued sequences; infinity if there are none."""
-        while self._by_arrival and not self._by_arrival[0][2].is_waiting:
-            heapq.heappop(self._by_arrival)
-        return self._by_arrival[0][2].arrival if self._by_arrival else math.inf
-
     def check_integrity(self) -> None:
-        """Assert that both orders hold the same sequences, each in its order."""
-        ranks, lengths = [s.rank for s in self.sequences], [_by_length(s) for s in self._by_length]
-        assert ranks == sorted(set(ranks)), "sequences are out of order"
-        assert lengths == sorted(map(_by_length, self.sequences)), "a sequence changed while it waited"
+        """Assert that all orders hold the same sequences, each in its order."""
+        for order, key in self._orders:
+            keys = [key(sequence) for sequence in order]
+            assert keys == sorted(map(key, self.sequences)), "a sequence changed while it waited"
+            assert len(keys) == len(set(keys)), "a sequence is queued twice"
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.num_swapped += sign * bool(sequence.host_blocks)

@@ -17,8 +17,8 @@ from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
 from fastgen.core.step_plan import Chunk, StepPlan
-from fastgen.engine.core import Runner
 from fastgen.model.step_input import StepInputBuilder
+from fastgen.runner.interface import Runner
 
 log = logging.getLogger("fastgen.engine.calibration")
 

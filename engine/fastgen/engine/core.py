@@ -10,99 +10,29 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
-from fastgen.core.constraint import Constraint, Grammars, NewConstraint
+from fastgen.core.constraint import Grammars, NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
 from fastgen.core.step_model import StepModel
-from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.messages import StepReport, TokenOutput
-from fastgen.engine.pooling import Pools
+from fastgen.engine.step_results import add_pooled, new_prompt_logprobs, pooled_result, token_output
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.device_errors import first_line, is_out_of_memory, release_cached_memory
+from fastgen.runner.interface import Mask, Runner, Ticket
 
 log = logging.getLogger("fastgen.engine.core")
 
-Mask = npt.NDArray[np.uint32]
-
 # While nothing runs and grammars are being compiled, new requests are looked for this often.
 _COMPILING_SECONDS = 0.005
-
-
-class Ticket(Protocol):
-    """A step that was launched. Call `sample` once, then `result` once."""
-
-    def sample(self, masks: list[Mask]) -> None:
-        """Enqueue the sampling. Does not wait for the device.
-
-        Args:
-            masks: the tokens that grammars allow, for each of `StepInput.masked`; see `Constraint.fill_mask`.
-        """
-
-    def result(self) -> StepOutput:
-        """Wait for the step and return its results."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedTicket:
-    """The ticket of a runner that computes a step when it is launched, as simulated devices do."""
-
-    output: StepOutput
-
-    def sample(self, masks: list[Mask]) -> None:
-        """Ignore the masks: the step has been sampled."""
-
-    def result(self) -> StepOutput:
-        """Return the results."""
-        return self.output
-
-
-class Runner(Protocol):
-    """Runs steps on a device. Owns the weights, the KV cache tensors and the state of running sequences."""
-
-    @property
-    def steps_in_flight(self) -> int:
-        """Steps that may be launched before the results of the first are read; 1 without overlap."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are in `range(vocab_size)`."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a generation."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the KV cache."""
-
-    @property
-    def block_size(self) -> int:
-        """Token slots of a block."""
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Blocks of the host buffer for swapped sequences; 0 without one."""
-
-    @property
-    def seconds_per_block(self) -> float:
-        """Seconds to copy a block between cache and host buffer, one way. Read only if there are host blocks."""
-
-    @property
-    def max_model_length(self) -> int:
-        """Longest prompt plus generation of one request; it fits in the KV cache."""
-
-    def launch(self, step: StepInput) -> Ticket:
-        """Enqueue a step: its swaps, its state updates and its forward pass. A device is not waited for."""
 
 
 @dataclass(slots=True)
@@ -110,10 +40,10 @@ class _Launched:
     """A step in flight.
 
     Attributes:
-        awaits_masks: whether its sampling is not yet enqueued, because its grammar masks depend on earlier results.
         started: when it was scheduled.
         first_scheduled: the sequences that no earlier step computed.
-        ticket: None until it was launched.
+        ticket: None until it was launched, and once it ran out of memory.
+        awaits_masks: whether its sampling is not yet enqueued, because its grammar masks depend on earlier results.
         out_of_memory: text of the error if it ran out of memory; it has no results then.
     """
 
@@ -126,9 +56,14 @@ class _Launched:
     awaits_masks: bool = True
     out_of_memory: str | None = None
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether no step can be launched after this one yet."""
+        return self.awaits_masks or self.ticket is None
+
     @contextmanager
-    def noting_out_of_memory(self) -> Iterator[None]:
-        """Set `out_of_memory` if the body runs out of memory, and drop the step's tensors. Other errors pass."""
+    def catching_out_of_memory(self) -> Iterator[None]:
+        """Set `out_of_memory` if the body runs out of memory, and drop the step's tensors. Other errors propagate."""
         try:
             yield
         except Exception as error:
@@ -138,14 +73,14 @@ class _Launched:
             self.ticket = None
 
     def sample(self, masks: list[Mask]) -> None:
-        with self.noting_out_of_memory():
+        with self.catching_out_of_memory():
             assert self.ticket is not None
             self.ticket.sample(masks)
         self.awaits_masks = False
 
     def result(self) -> StepOutput | None:
         """Wait for the results; None if the step ran out of memory."""
-        with self.noting_out_of_memory():
+        with self.catching_out_of_memory():
             if self.ticket is not None:
                 return self.ticket.result()
         return None
@@ -186,7 +121,7 @@ class Engine:
             config,
             BlockPool(runner.num_blocks, runner.block_size),
             HostBuffer(runner.num_host_blocks),
-            seconds_per_block=runner.seconds_per_block if runner.num_host_blocks else 0.0,
+            seconds_per_block=runner.seconds_per_block,
             end_tokens=runner.eos_token_ids,
             times=self.step_model,
         )
@@ -204,7 +139,7 @@ class Engine:
         return bool(self._in_flight) or self._scheduler.has_work or bool(self._compiling)
 
     def add(self, request: Request) -> None:
-        """Queue a request. One with a grammar is queued when that has been compiled, in the background.
+        """Queue a request, or compile its grammar in the background and queue it then.
 
         Raises:
             RequestError: if the model cannot serve it, or another unfinished request has its id.
@@ -231,11 +166,7 @@ class Engine:
             self._compiling[request.id] = compiled
 
     def cancel(self, request_id: str) -> bool:
-        """End a request. Its blocks are free when no step in flight writes them.
-
-        Returns:
-            False if the request is unknown or has ended.
-        """
+        """End a request; return False if it is unknown or has ended."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -272,7 +203,7 @@ class Engine:
 
     def _launch(self) -> bool:
         """Schedule and launch a step. Return False if there is none to launch before the next results."""
-        if not self._scheduler.has_work or any(map(_holds_back, self._in_flight)):
+        if not self._scheduler.has_work or any(launched.holds_back for launched in self._in_flight):
             return False
         started = self._clock()
         plan = self._scheduler.schedule()
@@ -284,7 +215,7 @@ class Engine:
             sequence.first_scheduled = started
         step = self._step_inputs.build(plan)
         launched = _Launched(plan, step, stats, started, new)
-        with launched.noting_out_of_memory():
+        with launched.catching_out_of_memory():
             launched.ticket = self._runner.launch(step)
         # A grammar's mask depends on the token before, which a step in flight may still sample.
         if launched.ticket is not None and not (len(step.masked) and self._in_flight):
@@ -293,10 +224,7 @@ class Engine:
         return True
 
     def _roll_back(self, failed: _Launched) -> list[TokenOutput]:
-        """Undo a step that ran out of memory, and all steps launched after it.
-
-        Return the end of a request that cannot run, if any.
-        """
+        """Undo a step without memory and those launched after it; return the end of a request that cannot run."""
         lost = [failed, *self._in_flight]
         self._in_flight.clear()
         for launched in reversed(lost):
@@ -321,7 +249,7 @@ class Engine:
         if ended is None:
             return []
         del self._sequences[ended.id]
-        return [TokenOutput(request_id=ended.id, token_ids=[], finish_reason=ended.finish_reason)]
+        return [TokenOutput(ended.id, [], ended.finish_reason)]
 
     def _sample(self, launched: _Launched) -> None:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
@@ -329,21 +257,25 @@ class Engine:
         launched.sample(self._masks(masked) if masked else [])
 
     def _masks(self, sequences: list[Sequence]) -> list[Mask]:
-        """Return the masks of sequences with grammars. An ended one may get any token: it will be discarded."""
+        """Return the masks of sequences with grammars. One that has ended gets any token, which will be discarded."""
         masks = np.full((len(sequences), -(-self._runner.vocab_size // 32)), ~np.uint32(0))
-        running = [index for index, sequence in enumerate(sequences) if sequence.finish_reason is None]
-        if running:
+        constraints = {
+            index: sequence.constraint
+            for index, sequence in enumerate(sequences)
+            if sequence.constraint is not None and sequence.finish_reason is None
+        }
+        if constraints:
             assert self._grammars is not None
-            filled = np.zeros((len(running), masks.shape[1]), np.uint32)
-            self._grammars.fill_masks([_constraint_of(sequences[index]) for index in running], filled.reshape(-1).data)
-            masks[running] = filled
+            filled = np.zeros((len(constraints), masks.shape[1]), np.uint32)
+            self._grammars.fill_masks(list(constraints.values()), filled.reshape(-1).data)
+            masks[list(constraints)] = filled
         return list(masks)
 
     def _settle(self, launched: _Launched, result: StepOutput) -> list[TokenOutput]:
         """Record the results of a step and return what they add to each request's output."""
         plan, outputs = launched.plan, []
-        prompt_logprobs = self._new_prompt_logprobs(plan, result)
-        pools = Pools.of(plan, result)
+        prompt_logprobs = new_prompt_logprobs(plan, result)
+        pooled = add_pooled(plan, result)
         only_tokens = not result.logprobs and not prompt_logprobs
         grown = self._scheduler.settle(plan, result.token_ids)
         for index, (sequence, token) in enumerate(zip(grown, result.token_ids, strict=True)):
@@ -353,13 +285,14 @@ class Engine:
                 outputs.append(TokenOutput(sequence.id, [token]))
                 continue
             logprobs = result.logprobs.get(index)
-            outputs.append(_output(sequence, [token], logprobs, prompt_logprobs.pop(sequence, None)))
+            outputs.append(token_output(sequence, [token], logprobs, prompt_logprobs.pop(sequence, None)))
             if sequence.finish_reason is not None:
                 self._drop(sequence)
-        for sequence, pooled in pools.finished():
-            outputs.append(_output(sequence, [], None, None, pooled))
-            self._drop(sequence)
-        return outputs + [_output(sequence, [], None, rows) for sequence, rows in prompt_logprobs.items()]
+        for sequence, entries in pooled.items():
+            if sequence.finish_reason is not None:
+                outputs.append(token_output(sequence, [], pooled=pooled_result(sequence, entries)))
+                self._drop(sequence)
+        return outputs + [token_output(sequence, [], None, rows) for sequence, rows in prompt_logprobs.items()]
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
@@ -371,10 +304,7 @@ class Engine:
         self._scheduler.check_integrity()
 
     def prepare_grammars(self) -> None:
-        """Do in the background what the first grammar needs.
-
-        It may delay steps once: call it before the first one.
-        """
+        """Prepare in the background for the first grammar. Call it before the first step, which it may delay."""
         if self._grammars is not None:
             self._grammars.prepare()
 
@@ -395,10 +325,7 @@ class Engine:
         return self._grammars.compile(grammar)
 
     def _release_compiled(self) -> list[TokenOutput]:
-        """Queue the requests whose grammar has been compiled.
-
-        Return the ends of those whose grammar is invalid.
-        """
+        """Queue the requests whose grammar has been compiled; return the ends of those whose grammar is invalid."""
         outputs = []
         for request_id in [request_id for request_id, compiled in self._compiling.items() if compiled.done()]:
             sequence, compiled = self._sequences[request_id], self._compiling.pop(request_id)
@@ -411,7 +338,7 @@ class Engine:
             log.error("request %s ends: %s", request_id, error)
             self._scheduler.cancel(sequence)
             del self._sequences[request_id]
-            outputs.append(TokenOutput(request_id, [], finish_reason=FinishReason.ABORT))
+            outputs.append(TokenOutput(request_id, [], FinishReason.ABORT))
         return outputs
 
     def _end_overdue(self, now: float) -> list[TokenOutput]:
@@ -419,54 +346,4 @@ class Engine:
         for sequence in ended:
             self._compiling.pop(sequence.id, None)
             self._drop(sequence)
-        return [TokenOutput(request_id=s.id, token_ids=[], finish_reason=s.finish_reason) for s in ended]
-
-    def _new_prompt_logprobs(self, plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
-        """Return each sequence's prompt log-probabilities without those reported before a recomputation.
-
-        Row j of a chunk belongs to prompt token `start + j + 1`.
-        """
-        new = {}
-        for index, rows in result.prompt_logprobs.items():
-            sequence, start = plan.sequences[index], plan.starts[index]
-            if sequence.finish_reason is not None or sequence.pooling is not None:
-                continue
-            unreported = rows[max(0, sequence.num_prompt_logprobs - start) :]
-            if unreported:
-                sequence.num_prompt_logprobs = start + len(rows)
-                new[sequence] = unreported
-        return new
-
-
-def _holds_back(launched: _Launched) -> bool:
-    """Return whether no step can be launched after this one yet."""
-    return launched.awaits_masks or launched.ticket is None
-
-
-def _output(
-    sequence: Sequence,
-    token_ids: list[int],
-    logprobs: TokenLogprobs | None,
-    prompt_logprobs: list[TokenLogprobs] | None,
-    pooled: bytes | None = None,
-) -> TokenOutput:
-    """Return what a sequence got from a step; the first output also tells cached tokens and queue time."""
-    cached_tokens = queue_seconds = None
-    if not sequence.is_reported and sequence.first_scheduled is not None:
-        sequence.is_reported = True
-        cached_tokens, queue_seconds = sequence.num_cached_tokens, sequence.first_scheduled - sequence.arrival
-    return TokenOutput(
-        request_id=sequence.id,
-        token_ids=token_ids,
-        finish_reason=sequence.finish_reason,
-        logprobs=None if logprobs is None else [logprobs],
-        prompt_logprobs=prompt_logprobs,
-        cached_tokens=cached_tokens,
-        queue_seconds=queue_seconds,
-        pooled=pooled,
-    )
-
-
-def _constraint_of(sequence: Sequence) -> Constraint:
-    assert sequence.constraint is not None
-    return sequence.constraint
+        return [TokenOutput(sequence.id, [], sequence.finish_reason) for sequence in ended]

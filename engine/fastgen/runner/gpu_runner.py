@@ -19,7 +19,7 @@ from fastgen.model.step_input import StepInput
 from fastgen.runner.device_errors import first_line, is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
 from fastgen.runner.pooling import pool, sums_by_sequence
-from fastgen.runner.runner import Model
+from fastgen.runner.runner import BaseRunner, Model
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.rows import Mask, row_slices
 
@@ -29,58 +29,22 @@ log = logging.getLogger("fastgen.model")
 SPARE_ROWS = 64
 
 
-class GPURunner:
+class GPURunner(BaseRunner[DeviceInput]):
     """Runs the steps of one model over its KV cache, with the state of running sequences on the device.
 
     Nothing between `launch` and `Ticket.result` waits for the device. The sampling of a step must be enqueued before
     the next step is launched, whose forward pass overwrites what it reads.
-
-    Args:
-        model: the model.
-        cache: its cache.
-        max_model_length: longest prompt plus generation of one request.
-        max_sequences: sequences that may run at once.
-
-    Attributes:
-        architecture: dimensions of the model.
-        vocab_size, eos_token_ids, num_parameters: of the model.
-        num_blocks, block_size: of the KV cache.
-        num_host_blocks: blocks in the host buffer for swapped sequences; 0 without one.
-        seconds_per_block: seconds to copy one block to or from the host buffer.
-        max_model_length: longest prompt plus generation of one request.
-        device, dtype: by their names in the configuration.
-        steps_in_flight: steps that may be launched before the results of the first are read.
-        graphs: the captured forward passes, if any.
     """
 
     steps_in_flight = 2
 
-    def __init__(
-        self,
-        model: Model[DeviceInput],
-        cache: KVCache,
-        *,
-        max_model_length: int,
-        max_sequences: int,
-    ) -> None:
-        shape = model.architecture
-        self.architecture = shape
-        self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
-        self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
-        self.num_host_blocks = cache.num_host_blocks
-        self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
-        self.max_model_length = max_model_length
-        self.num_parameters = shape.num_parameters
-        self.device = model.device.type
-        self.dtype = str(model.dtype).removeprefix("torch.")
-        self._model = model
-        self._cache = cache
+    def __init__(self, model: Model[DeviceInput], cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
+        super().__init__(model, cache, max_model_length=max_model_length)
         self._swapper = Swapper(cache, CUDAStreams(model.device) if model.device.type == "cuda" else None)
         max_rows = max_sequences + SPARE_ROWS
         self._num_top = np.full(max_rows, -1)  # of each row, the top logprobs requested with its tokens; -1 for none
-        self._sampler = DeviceSampler(shape.vocab_size, max_rows, model.device, shape.eos_token_ids)
+        self._sampler = DeviceSampler(self.vocab_size, max_rows, model.device, self.eos_token_ids)
         self._rows = DeviceRows(max_rows, -(-max_model_length // cache.block_size), self._sampler.last_tokens)
-        self.graphs: StepGraphs | None = None
         self._last_step: StepInput | None = None
 
     @torch.inference_mode()
@@ -107,9 +71,6 @@ class GPURunner:
             reason,
         )
         release_cached_memory()
-
-    def start_prefault(self) -> None:
-        """Do nothing: memory of a GPU is allocated up front."""
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> GPUTicket:
@@ -234,17 +195,15 @@ class Results:
         return StepOutput(tokens, found, prompt, sums, eager_reason)
 
 
+@dataclass(slots=True)
 class GPUTicket:
-    """A step of a `GPURunner`; implements `fastgen.engine.core.Ticket`."""
+    """A step of a `GPURunner`; implements `fastgen.runner.interface.Ticket`."""
 
-    def __init__(
-        self, runner: GPURunner, step: StepInput, forward: ForwardPass, eager_reason: EagerReason | None
-    ) -> None:
-        self._runner = runner
-        self._step = step
-        self._forward = forward
-        self._eager_reason = eager_reason
-        self._results: Results | None = None
+    _runner: GPURunner
+    _step: StepInput
+    _forward: ForwardPass
+    _eager_reason: EagerReason | None
+    _results: Results | None = None
 
     def sample(self, masks: list[Mask]) -> None:
         """Enqueue the sampling."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.step_input import StepInput
+from fastgen.runner.graphs import StepGraphs
 from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.rows import Mask, SamplingRows
@@ -58,36 +60,41 @@ class Model(Protocol[Input]):
         """Map [R, hidden] to logits [R, vocabulary] in float32."""
 
 
-class ModelRunner:
-    """Runs the steps of one model over its KV cache, one at a time, with its input prepared on the host.
+class BaseRunner(Generic[Input]):
+    """A model and its KV cache, with the attributes of `fastgen.runner.interface.Runner` and these.
 
     Attributes:
         architecture: dimensions of the model.
-        vocab_size, eos_token_ids, num_parameters: of the model.
-        num_blocks, block_size: of the KV cache.
-        num_host_blocks: blocks in the host buffer for swapped sequences; 0 without one.
-        seconds_per_block: seconds to copy one block to or from the host buffer.
-        max_model_length: longest prompt plus generation of one request.
+        num_parameters: of the model.
         device, dtype: by their names in the configuration.
-        steps_in_flight: steps that may be launched before the results of the first are read.
-        graphs: none are captured.
+        graphs: the captured forward passes, if any.
     """
 
     steps_in_flight = 1
-    graphs = None
+    graphs: StepGraphs | None = None
 
-    def __init__(self, model: Model[ForwardInput], cache: KVCache, *, max_model_length: int) -> None:
-        self.architecture = model.architecture
-        self.vocab_size, self.eos_token_ids = model.architecture.vocab_size, model.architecture.eos_token_ids
+    def __init__(self, model: Model[Input], cache: KVCache, *, max_model_length: int) -> None:
+        self.architecture = shape = model.architecture
+        self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
+        self.num_parameters = shape.num_parameters
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.num_host_blocks = cache.num_host_blocks
         self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
         self.max_model_length = max_model_length
-        self.num_parameters = model.architecture.num_parameters
         self.device = model.device.type
         self.dtype = str(model.dtype).removeprefix("torch.")
         self._model = model
         self._cache = cache
+
+    def start_prefault(self) -> None:
+        """Do nothing: memory of a GPU is allocated up front."""
+
+
+class ModelRunner(BaseRunner[ForwardInput]):
+    """Runs the steps of one model over its KV cache, one at a time, with its input prepared on the host."""
+
+    def __init__(self, model: Model[ForwardInput], cache: KVCache, *, max_model_length: int) -> None:
+        super().__init__(model, cache, max_model_length=max_model_length)
         self._rows = HostRows(cache.block_size)
         self._sampling = SamplingRows(self.eos_token_ids)
         self._prefaulter: Prefaulter | None = None
@@ -153,20 +160,20 @@ class ModelRunner:
         return self._model.head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
 
 
+@dataclass(slots=True)
 class HostTicket:
-    """A step of a `ModelRunner`; implements `fastgen.engine.core.Ticket`."""
+    """A step of a `ModelRunner`; implements `fastgen.runner.interface.Ticket`."""
 
-    def __init__(self, runner: ModelRunner, step: StepInput, hidden: torch.Tensor) -> None:
-        self._runner = runner
-        self._step = step
-        self._hidden = hidden
-        self._masks: list[Mask] | None = None
+    _runner: ModelRunner
+    _step: StepInput
+    _hidden: torch.Tensor
+    _output: StepOutput | None = None
 
     def sample(self, masks: list[Mask]) -> None:
-        """Set the masks; `result` samples."""
-        self._masks = masks
+        """Sample."""
+        self._output = self._runner.sample(self._step, self._hidden, masks)
 
     def result(self) -> StepOutput:
-        """Sample and return the results."""
-        assert self._masks is not None, "call sample first"
-        return self._runner.sample(self._step, self._hidden, self._masks)
+        """Return the results."""
+        assert self._output is not None, "call sample first"
+        return self._output

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastgen.core.step_output import StepOutput
-    from fastgen.engine.core import Mask
     from fastgen.model.step_input import StepInput
     from fastgen.runner.gpu_runner import GPURunner, GPUTicket
+    from fastgen.runner.interface import Mask
 
 GPUS = Path(__file__).parent.parent / "gpus"
 LOADER = "fastgen.runner.loader"

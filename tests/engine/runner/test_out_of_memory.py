@@ -12,11 +12,12 @@ import torch
 from fastgen.config import EngineConfig
 from fastgen.core import chunking
 from fastgen.core.request import Request, SamplingParams
-from fastgen.engine.core import Engine, Runner
+from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
+from fastgen.runner.interface import Runner
 from fastgen.runner.loader import load_runner
 from support.tiny_models import VOCABULARY, saved
 

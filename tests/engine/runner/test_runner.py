@@ -10,8 +10,8 @@ import torch
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
 from fastgen.core.step_plan import Chunk, StepPlan
-from fastgen.engine.core import Runner
 from fastgen.model.source import ModelSource
+from fastgen.runner.interface import Runner
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
 from support.demo_weights import demo_model

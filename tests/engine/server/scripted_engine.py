@@ -28,8 +28,8 @@ import numpy.typing as npt
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.sequence import RowParameters
 from fastgen.core.step_output import StepOutput, TokenLogprobs
-from fastgen.engine.core import CompletedTicket
 from fastgen.model.step_input import StepInput
+from fastgen.runner.interface import CompletedTicket
 
 REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any
 
 from fastgen.core.sequence import Rank, Sequence
 
@@ -37,7 +39,11 @@ class RequestQueue:
         self.sequences: list[Sequence] = []
         self._by_length: list[Sequence] = []
         self._by_arrival: list[Sequence] = []
-        self._orders = ((self.sequences, by_rank), (self._by_length, _by_length), (self._by_arrival, _by_arrival))
+        self._orders: tuple[tuple[list[Sequence], Callable[[Sequence], Any]], ...] = (
+            (self.sequences, by_rank),
+            (self._by_length, _by_length),
+            (self._by_arrival, _by_arrival),
+        )
         self.num_swapped = 0
         self.num_prompt_tokens = 0
 

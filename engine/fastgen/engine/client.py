@@ -78,32 +78,36 @@ class EngineClient:
     def __init__(
         self,
         process: EngineProcess,
-        socket: zmq.Socket[bytes],
         on_loading: Callable[[str, float], None],
-        on_report: Callable[[StepReport], None] | None,
+        on_report: Callable[[StepReport], None],
         step_timeout: float,
         counts: Counts,
     ) -> None:
-        self._counts = counts
         self._process = process
-        self._socket = socket
+        self._on_loading = on_loading
         self._on_report = on_report
+        self._step_timeout = step_timeout
+        self._counts = counts
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-        self._failure: Failed | None = None
-        self._failed = asyncio.Event()
-        self._step_timeout = step_timeout
-        self._watchdog: Watchdog | None = None  # while the engine is ready
-        self._owes_report = False  # a command was sent after the last report
-        self._num_received = 0
-        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.set(zmq.LINGER, 0)
+        # Never drop a report while the loop is busy. The engine's send queue bounds how many are on their way.
+        self._socket.set(zmq.RCVHWM, 0)
+        # Commands are bounded by the queue's limit, and none may be lost.
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.bind(process.address)
         # Becomes readable when there are events, but not again before the socket has been found empty.
-        self._descriptor = int(socket.get(zmq.FD))
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self._loop = asyncio.get_running_loop()
         self._broken: asyncio.Future[None] = self._loop.create_future()  # an event could not be handled
         self._started: asyncio.Future[EngineInfo] = self._loop.create_future()
-        self._on_loading = on_loading
-        self._ready = False  # the engine reads no messages before
+        self._failure: Failed | None = None
+        self._failed = asyncio.Event()
         self._dead = asyncio.Event()
+        self._watchdog: Watchdog | None = None  # while the engine is ready; it reads no messages before
+        self._owes_report = False  # a command was sent after the last report
+        self._num_received = 0
         self._watcher: asyncio.Task[None] | None = None
 
     @classmethod
@@ -113,7 +117,7 @@ class EngineClient:
         config: EngineConfig,
         on_loading: Callable[[str, float], None],
         *,
-        on_report: Callable[[StepReport], None] | None = None,
+        on_report: Callable[[StepReport], None],
         step_timeout: float,
         counts: Counts,
     ) -> EngineClient:
@@ -130,14 +134,7 @@ class EngineClient:
         Raises:
             EngineStartError: if the engine cannot serve `config` or exits while loading.
         """
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        socket.set(zmq.LINGER, 0)
-        # Never drop a report while the loop is busy. The engine's send queue bounds how many are on their way.
-        socket.set(zmq.RCVHWM, 0)
-        # Commands are bounded by the queue's limit, and none may be lost.
-        socket.set(zmq.SNDHWM, 0)
-        socket.bind(process.address)
-        engine = cls(process, socket, on_loading, on_report, step_timeout, counts)
+        engine = cls(process, on_loading, on_report, step_timeout, counts)
         process.hand_over(config)
         try:
             await engine._wait_ready()
@@ -159,22 +156,26 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        """Return whether the engine process is running, as far as known."""
+        """Whether the engine process is running, as far as known."""
         return not self._dead.is_set()
 
     @property
+    def _is_ready(self) -> bool:
+        return self._watchdog is not None
+
+    @property
     def why_late(self) -> str | None:
-        """Why the engine may hang: its step takes far longer than predicted. None if it does not."""
+        """Why the engine seems to hang: a step takes far longer than predicted. None if it does not."""
         return self._watchdog.message() if self._watchdog is not None and self._watchdog.is_late else None
 
     @property
     def exit_code(self) -> int:
-        """The exit code for the server once the engine has exited."""
+        """Exit code for the server, once the engine has exited."""
         return exit_codes.FAILED if self._failure is None else self._failure.exit_code
 
     @property
     def exit_message(self) -> str:
-        """How the engine exited; meaningful once it has."""
+        """How the engine exited, once it has."""
         if self._failure is not None:
             return self._failure.message
         code = self._process.poll()
@@ -202,14 +203,14 @@ class EngineClient:
             self._send(Watch(on))
 
     def leave(self, client: int) -> None:
-        """Tell the engine that another client has exited: its requests end."""
-        if self.alive and self._ready:
+        """Tell the engine that another client has exited, so that it ends the client's requests."""
+        if self.alive and self._is_ready:
             self._send(Gone(client))
 
     def abort_all(self) -> None:
         """End all requests with finish reason `abort`; their outputs so far remain valid."""
         for request_id in self.in_flight.ids():
-            self.in_flight.deliver(TokenOutput(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT))
+            self.in_flight.deliver(TokenOutput(request_id, [], FinishReason.ABORT))
             self._send(Cancel(request_id))
 
     async def wait_dead(self) -> None:
@@ -217,7 +218,7 @@ class EngineClient:
         await self._dead.wait()
 
     def dead(self) -> EngineDeadError:
-        """Return the error that tells how the engine exited."""
+        """Return the error for requests after the engine has exited."""
         return EngineDeadError(self.exit_message, self.exit_code)
 
     async def stop(self) -> None:
@@ -226,7 +227,7 @@ class EngineClient:
         Unfinished requests get EngineDeadError.
         """
         if self._process.is_owned:
-            if self.alive and self._ready:
+            if self.alive and self._is_ready:
                 self._send(Shutdown())
                 await _first_of(asyncio.create_task(_wait_exit(self._process.pid)), timeout=_STOP_SECONDS)
             if self._process.poll() is None:
@@ -244,16 +245,16 @@ class EngineClient:
         self._process.end()
 
     def _send(self, command: Command) -> None:
-        with contextlib.suppress(zmq.Again):  # the engine has exited, which the watcher is about to find
+        with contextlib.suppress(zmq.Again):  # the engine has exited; the watcher will notice
             self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
         self._owes_report = True
-        # Sending may have taken the sign that there are events.
+        # Sending may have consumed the signal that there are events.
         self._loop.call_soon(self._receive)
 
     async def _watch(self) -> None:
-        """Receive messages until the engine exits, fails or hangs.
+        """Receive messages until the engine exits, fails or hangs; then drain the socket and end all requests.
 
-        Then drain the socket and wake all waiters. Does not kill the process: `stop` does.
+        Does not kill the process: `stop` does.
         """
         self._loop.add_reader(self._descriptor, self._receive)
         self._receive()
@@ -276,7 +277,7 @@ class EngineClient:
                 task.cancel()
             self._loop.remove_reader(self._descriptor)
             self._dead.set()
-            if self._ready:
+            if self._is_ready:
                 self.in_flight.end_all()
 
     def _receive(self) -> None:
@@ -296,8 +297,7 @@ class EngineClient:
                 self._owes_report = False
                 if self._watchdog is not None:
                     self._watchdog.record(event)
-                if self._on_report is not None:
-                    self._on_report(event)
+                self._on_report(event)
                 self.in_flight.record(event)
             case Loading(stage, fraction):
                 self._on_loading(stage, fraction)
@@ -305,7 +305,6 @@ class EngineClient:
                 # At once: a report about another client's requests may follow.
                 self.in_flight = InFlight(info.max_sequences, self._counts)
                 self._watchdog = Watchdog(self._step_timeout, info)
-                self._ready = True
                 self._started.set_result(info)
             case Failed():
                 self._failure = event
@@ -326,9 +325,9 @@ class EngineClient:
 
 
 async def _wait_exit(pid: int) -> None:
-    """Wait for a process to exit, without a thread: its pidfd becomes readable (pidfd_open(2)).
+    """Wait without a thread for a process to exit: its pidfd becomes readable (pidfd_open(2)).
 
-    The process is not reaped, so its number means no other process until its parent asks for the exit code.
+    The process is not reaped, so its number is not reused until its parent asks for the exit code.
     """
     loop, exited = asyncio.get_running_loop(), asyncio.Event()
     try:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fastgen.core.step_output import EagerReason, StepOutput, TokenLogprobs
+from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
 from fastgen.kernels.gpu.transfers import HostCopy, download, upload
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.kv_cache.swap import CUDAStreams, Swapper
@@ -129,7 +130,7 @@ class GPURunner(BaseRunner[DeviceInput]):
     def _logprobs(self, logits: torch.Tensor, rows: list[int], ids: torch.Tensor, top: list[int]) -> Logprobs:
         """Enqueue the logprobs of `ids` [N] for some rows of `logits` [N, vocabulary]."""
         index = upload(np.array(rows, np.int32), self._model.device)
-        packed = self._sampler.logprobs(logits, index, ids.index_select(0, index), max(top))
+        packed = token_logprobs(logits, index, ids.index_select(0, index), max(top))
         return Logprobs(rows, None, top, download(packed))
 
     def _prompt_logprobs(self, step: StepInput, hidden: torch.Tensor) -> list[Logprobs]:
@@ -145,7 +146,7 @@ class GPURunner(BaseRunner[DeviceInput]):
             part = slice(some[0], some[-1] + 1)
             targets, top = step.scored_targets[part], step.scored_top[part].tolist()
             index = upload(np.arange(len(some), dtype=np.int32), self._model.device)
-            packed = self._sampler.logprobs(
+            packed = token_logprobs(
                 self._model.head(hidden[part]), index, upload(targets, self._model.device), max(top)
             )
             found.append(Logprobs(sequences[part], targets.tolist(), top, download(packed)))
@@ -160,7 +161,7 @@ class Logprobs:
         owners: for each entry, the index of its sampled row or, for prompt tokens, of its sequence.
         tokens: the tokens scored; None for the sampled ones.
         top: number of most likely tokens of each entry.
-        packed: as `DeviceSampler.logprobs` returns them.
+        packed: as `token_logprobs` returns them.
     """
 
     owners: list[int]

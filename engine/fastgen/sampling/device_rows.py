@@ -16,6 +16,7 @@ import torch
 from fastgen.core.request import SamplingParams
 from fastgen.kernels.gpu.sampling.logits import FLOAT_COLUMNS, Column
 from fastgen.kernels.gpu.transfers import upload
+from fastgen.sampling.logit_masks import banned_ends
 from fastgen.sampling.penalties import is_penalised
 from fastgen.sampling.rows import Draw
 
@@ -45,6 +46,12 @@ class _Admission:
 
 class DeviceRows:
     """Parameters, lists, token counts and last tokens of each slot, on the device.
+
+    Args:
+        vocab_size: number of logits of a row, V.
+        max_rows: number of slots.
+        device: of the logits.
+        end_tokens: the model's end-of-sequence tokens.
 
     `admit` and `release` work on the host; `flush` uploads what was admitted since, in one copy. From then on the
     kernels keep the state up to date, so that a step does no work proportional to the lengths of its sequences.
@@ -80,7 +87,7 @@ class DeviceRows:
         prompt: abc.Sequence[int],
         generated: abc.Sequence[int] = (),
     ) -> None:
-        """Give `slot` to a sequence with these tokens so far, in place of what was there.
+        """Give `slot` to a sequence with these tokens so far. Call it again after a preemption, with all tokens.
 
         Raises:
             torch.OutOfMemoryError: if the device has no memory for more lists or counts. The slot is free then.
@@ -105,22 +112,18 @@ class DeviceRows:
         self._pending[slot] = _Admission(columns, segment, lists, count_row, tokens, counts)
 
     def release(self, slot: int) -> None:
-        """Free what `slot` holds, if anything."""
+        """Free the memory of `slot`, if it has any."""
         self._pending.pop(slot, None)
         held = self._of_slot.pop(slot, None)
         if held is not None:
             self._give_back(*held)
 
     def flush(self) -> None:
-        """Write the slots admitted since the last flush.
-
-        This takes one upload and a few launches; none if no slot was admitted.
-        """
+        """Write the slots admitted since the last flush: one upload and a few launches, or none if there are none."""
         if not self._pending:
             return
-        pending = self._pending
-        self._pending = {}
-        admissions = list(pending.values())
+        pending, self._pending = self._pending, {}
+        admissions = pending.values()
         parts = (
             np.array(list(pending), np.int64),
             np.concatenate([admission.columns for admission in admissions]),
@@ -170,17 +173,12 @@ _NONE: IntArray = np.zeros(0, np.int64)
 def _columns_and_lists(
     sampling: SamplingParams, generated: abc.Sequence[int], end_tokens: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return the columns of `sampling` and its lists, in the layout of `Column`.
-
-    Some columns are offsets into the lists.
-    """
+    """Return the columns of `sampling`, and its lists, into which some columns are offsets; see `Column`."""
     biases = sorted(sampling.logit_bias, key=lambda pair: pair[0])
-    bans: list[tuple[int, int, tuple[int, ...]]] = []
-    if len(generated) < sampling.min_tokens:
-        ends = set(sampling.stop_token_ids).union(() if sampling.ignore_eos else end_tokens)
-        bans = [(token, -1, ()) for token in ends]
-    bans += [(word[-1], len(word) - 1, tuple(word[:-1])) for word in sampling.bad_words]
-    bans.sort()
+    bans: list[tuple[int, int, tuple[int, ...]]] = sorted(
+        [(token, -1, ()) for token in banned_ends(sampling, len(generated), end_tokens)]
+        + [(word[-1], len(word) - 1, word[:-1]) for word in sampling.bad_words]
+    )
     words = [word for _, _, word in bans]
     offsets = 4 * len(bans) + np.cumsum([0, *map(len, words)])
     ring_length = max(map(len, words), default=0)
@@ -211,10 +209,7 @@ def _columns_and_lists(
 
 
 def _token_counts(prompt: abc.Sequence[int], generated: abc.Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Return the distinct tokens [n] and an encoded count of each [n].
-
-    The count is twice the occurrences in `generated`, plus one if the token is in `prompt`.
-    """
+    """Return the distinct tokens [n] and for each twice its count in `generated`, plus one if it is in `prompt` [n]."""
     tokens, places = np.unique(np.array([*prompt, *generated], np.int64), return_inverse=True)
     in_prompt = np.bincount(places[: len(prompt)], minlength=len(tokens)) > 0
     return tokens, 2 * np.bincount(places[len(prompt) :], minlength=len(tokens)) + in_prompt

@@ -12,58 +12,20 @@ seeds, with two exceptions that this module's tests bound:
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Collection
 
 import torch
 
-from fastgen.core.request import SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.kernels.gpu.sampling.logits import process_logits
-from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
 from fastgen.kernels.gpu.sampling.tokens import commit_tokens, sample_tokens
 from fastgen.sampling.device_rows import DeviceRows
 
 
-class DeviceSampler:
-    """Samples tokens for sequences in slots.
+class DeviceSampler(DeviceRows):
+    """Samples tokens for the sequences in the slots.
 
-    A step is five launches, plus one upload and at most six launches if sequences were admitted since the last step.
-
-    Args:
-        vocab_size: number of logits of a row, V.
-        max_rows: number of slots.
-        device: of the logits.
-        end_tokens: the model's end-of-sequence tokens.
+    A step takes five launches, plus one upload and at most six launches if sequences were admitted since the last step.
     """
-
-    def __init__(self, vocab_size: int, max_rows: int, device: torch.device, end_tokens: Collection[int]) -> None:
-        self._rows = DeviceRows(vocab_size, max_rows, device, end_tokens)
-
-    @property
-    def last_tokens(self) -> torch.Tensor:
-        """The token sampled last in each slot [max_rows] int32, always the same tensor."""
-        return self._rows.last_tokens
-
-    def admit(
-        self,
-        slot: int,
-        sampling: SamplingParams,
-        seed: int,
-        prompt: abc.Sequence[int],
-        generated: abc.Sequence[int] = (),
-    ) -> None:
-        """Give `slot` to a sequence with these tokens so far.
-
-        Call it again after a preemption, with all tokens.
-
-        Raises:
-            torch.OutOfMemoryError: if the device has no memory for the biases, bad words or penalties.
-        """
-        self._rows.admit(slot, sampling, seed, prompt, generated)
-
-    def release(self, slot: int) -> None:
-        """Free the memory of `slot`, whose sequence is sampled no more."""
-        self._rows.release(slot)
 
     def sample(
         self,
@@ -82,27 +44,15 @@ class DeviceSampler:
             masks: grammar masks [M, ceil(V / 32)] int32: bit i % 32 of word i // 32 is set if token i is allowed.
             mask_rows: [R] int32, row of `masks` for each row, or -1 for rows without a grammar.
         """
-        rows = self._rows
-        rows.flush()
-        scores = process_logits(logits, slots, positions, rows.columns, rows.lists, rows.counts, masks, mask_rows)
-        tokens = sample_tokens(*scores, slots, positions, rows.columns)
-        commit_tokens(tokens, slots, positions, rows.columns, rows.lists, rows.counts, rows.last_tokens)
+        self.flush()
+        scores = process_logits(logits, slots, positions, self.columns, self.lists, self.counts, masks, mask_rows)
+        tokens = sample_tokens(*scores, slots, positions, self.columns)
+        commit_tokens(tokens, slots, positions, self.columns, self.lists, self.counts, self.last_tokens)
         return tokens
-
-    def logprobs(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
-        """Return log-probabilities [Q, 2 + 2 * num_top] float64 on the device; `unpack_logprobs` reads them.
-
-        Args:
-            logits: [R, V], unmodified.
-            rows: [Q] int32, the rows of `logits` to score; -1 for padding.
-            tokens: [Q] int32, the token of each of `rows`.
-            num_top: number of top tokens, at most `MOST_LOGPROBS`.
-        """
-        return token_logprobs(logits, rows, tokens, num_top)
 
 
 def unpack_logprobs(packed: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
-    """Return the log-probabilities of `DeviceSampler.logprobs`, copied to the host.
+    """Return the results of the GPU operator `token_logprobs`, copied to the host.
 
     Args:
         packed: [Q, 2 + 2 * num_top] float64.

@@ -11,10 +11,10 @@ from fastgen.core.step_output import TokenLogprobs
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
-    """Return log-probability, rank and top tokens per row of `logits` [R, vocabulary].
+    """Return the log-probability and rank of one token per row of `logits` [R, vocabulary], and the row's top tokens.
 
-    Each row has one token of which the log-probability and rank are wanted. The softmax is computed in float32 and
-    summed in float64. Ties rank by token id. Needs about two float32 copies of `logits`: split large batches.
+    The softmax is computed in float32 and summed in float64. Ties rank by token id. Needs about two float32 copies of
+    `logits`: split large batches.
 
     Args:
         logits: any floating type, any device.
@@ -45,10 +45,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.
 
 
 def _top_tokens(logits: torch.Tensor, norm: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return the `count` most probable tokens of each row and their log-probabilities.
-
-    Ties are ordered by id.
-    """
+    """Return the `count` most probable tokens of each row and their log-probabilities. Ties are ordered by id."""
     if count == 0:
         return [[] for _ in logits]
     count = min(count, logits.shape[1])

@@ -1,6 +1,6 @@
 """Logit bias, and repetition, presence and frequency penalties.
 
-All of it works on flat arrays of (row, token) pairs: one gather and one scatter for a whole batch.
+They work on flat arrays of (row, token) pairs: one gather and one scatter for a whole batch.
 """
 
 from __future__ import annotations

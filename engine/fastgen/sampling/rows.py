@@ -1,4 +1,4 @@
-"""What sampling keeps for each row between steps, and subsets of the rows of a batch of logits."""
+"""The state that sampling keeps for each row between steps, and subsets of the rows of a batch of logits."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 
+from fastgen.core.request import SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.sampling import logit_masks, penalties, top_k_top_p
@@ -88,46 +89,34 @@ def _banned(draw: Draw) -> set[int]:
 
 
 def _choose(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    """Choose a token [R] for each row of `logits` [R, vocabulary].
-
-    The logits are final except for temperature and filters.
-    """
-    groups: dict[_Choice, list[int]] = {}
+    """Choose a token [R] for each row of `logits` [R, vocabulary], by temperature and filters."""
+    groups: dict[_Method, list[int]] = {}
     for row, draw in enumerate(draws):
-        groups.setdefault(_choice_of(draw), []).append(row)
-    if groups.keys() == {_argmax}:
+        groups.setdefault(_method_of(draw), []).append(row)
+    if groups.keys() == {None}:
         return logits.argmax(-1)
     tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
-    for choice, group in groups.items():
+    for method, group in groups.items():
         for rows in row_slices(group, ROWS_SAMPLED_AT_ONCE):
-            tokens[rows] = choice(take_rows(logits, rows), [draws[row] for row in rows])
+            some, own = take_rows(logits, rows), [draws[row] for row in rows]
+            if method is None:
+                tokens[rows] = some.argmax(-1)
+            else:
+                numbers = uniforms([draw.seed for draw in own], [draw.position for draw in own])
+                tokens[rows] = method(
+                    some, [draw.sampling for draw in own], torch.from_numpy(numbers).to(logits.device)
+                )
     return tokens
 
 
-_Choice = Callable[[torch.Tensor, abc.Sequence[Draw]], torch.Tensor]
+# Draws tokens from logits by settings and random numbers; None is greedy.
+_Method = Callable[[torch.Tensor, abc.Sequence[SamplingParams], torch.Tensor], torch.Tensor] | None
 
 
-def _choice_of(draw: Draw) -> _Choice:
+def _method_of(draw: Draw) -> _Method:
     if draw.is_greedy:
-        return _argmax
-    return _draw_filtered if top_k_top_p.is_filtered(draw.sampling) else _draw_unfiltered
-
-
-def _argmax(logits: torch.Tensor, _draws: abc.Sequence[Draw]) -> torch.Tensor:
-    return logits.argmax(-1)
-
-
-def _draw_unfiltered(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    return top_k_top_p.draw_unfiltered(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
-
-
-def _draw_filtered(logits: torch.Tensor, draws: abc.Sequence[Draw]) -> torch.Tensor:
-    return top_k_top_p.draw_filtered(logits, [draw.sampling for draw in draws], _uniforms(draws, logits.device))
-
-
-def _uniforms(draws: abc.Sequence[Draw], device: torch.device) -> torch.Tensor:
-    numbers = uniforms([draw.seed for draw in draws], [draw.position for draw in draws])
-    return torch.from_numpy(numbers).to(device)
+        return None
+    return top_k_top_p.draw_filtered if top_k_top_p.is_filtered(draw.sampling) else top_k_top_p.draw_unfiltered
 
 
 def _logprobs(logits: torch.Tensor, draws: abc.Sequence[Draw], tokens: abc.Sequence[int]) -> dict[int, TokenLogprobs]:

@@ -39,18 +39,12 @@ def is_filtered(sampling: SamplingParams) -> bool:
 def draw_unfiltered(
     logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor
 ) -> torch.Tensor:
-    """Draw tokens [R] from the softmax of `logits` [R, V].
-
-    By inverse transform of `uniforms` [R], in float64.
-    """
+    """Draw tokens [R] from the softmax of `logits` [R, V] by inverse transform of `uniforms` [R], in float64."""
     return _draw(_weights(logits, settings), uniforms)
 
 
 def draw_filtered(logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
-    """Draw tokens [R] from `logits` [R, V] after filters.
-
-    By inverse transform of `uniforms` [R], in float64.
-    """
+    """Draw tokens [R] from `logits` [R, V] after filters, by inverse transform of `uniforms` [R], in float64."""
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     remaining = set(range(len(logits)))
     tried = [row for row in range(len(logits)) if _top_may_suffice(settings[row], logits.shape[1])]
@@ -80,10 +74,7 @@ def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 
 def _top_may_suffice(sampling: SamplingParams, vocabulary: int) -> bool:
-    """Return whether the `_TOP` top tokens may suffice.
-
-    They must cover all of top-k, of which top-p is a share.
-    """
+    """Return whether the `_TOP` top tokens may suffice. They must cover all of top-k, of which top-p is a share."""
     bounded = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
     return bounded and min(sampling.top_k, vocabulary) <= _TOP and sampling.typical_p == 1
 
@@ -91,10 +82,7 @@ def _top_may_suffice(sampling: SamplingParams, vocabulary: int) -> bool:
 def _draw_from_top(
     logits: torch.Tensor, settings: abc.Sequence[SamplingParams], uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens [R] from each row's `_TOP` top tokens.
-
-    Also return [R] whether the filters keep no others.
-    """
+    """Draw tokens [R] from each row's `_TOP` top tokens. Also return [R] whether the filters keep no others."""
     likeliest, order = logits.topk(min(_TOP, logits.shape[1]), sorted=True)
     scaled = likeliest.double() - likeliest[:, :1]
     weights = scaled.div_(_column([sampling.temperature for sampling in settings], scaled)).exp_()
@@ -108,9 +96,7 @@ def _draw_from_top(
 
 
 def _token_at(place: torch.Tensor, logits: torch.Tensor, likeliest: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the token [R] at `place` [R, 1] in descending order of `logits` [R, V].
-
-    Ties are in ascending order of ids.
+    """Return the token [R] at `place` [R, 1] in descending order of `logits` [R, V], ties by ascending id.
 
     Args:
         likeliest, order: [R, n], the largest logits and their tokens. Ties are in any order, and some tokens equal to
@@ -146,10 +132,7 @@ def _kept(ordered: torch.Tensor, total: torch.Tensor, settings: abc.Sequence[Sam
 
 
 def _filter(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> torch.Tensor:
-    """Return `weights` [R, whole runs] with filtered tokens zeroed.
-
-    Ties with the last kept token are kept.
-    """
+    """Return `weights` [R, whole runs] with filtered tokens zeroed. Ties with the last kept token are kept."""
 
     def drop_below(least: torch.Tensor) -> torch.Tensor:
         return weights.where(weights >= least, 0.0)
@@ -168,10 +151,10 @@ def _filter(weights: torch.Tensor, settings: abc.Sequence[SamplingParams]) -> to
 
 
 def _keep_typical(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Return `weights` [R, n] with tokens zeroed that typical sampling drops.
+    """Return `weights` [R, n] with the tokens zeroed that typical sampling drops (Meister et al., 2022, section 4).
 
-    See Meister et al., 2022, section 4. Tokens are kept in order of the distance of their surprisal from the entropy,
-    until their probabilities reach `shares` [R, 1]. Ties with the last kept token are kept.
+    Tokens are kept in order of the distance of their surprisal from the entropy, until their probabilities reach
+    `shares` [R, 1]. Ties with the last kept token are kept.
     """
     likelihood = weights / _sum(weights)  # float64
     surprise = -likelihood.log()
@@ -181,10 +164,9 @@ def _keep_typical(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
 
 
 def _threshold(wanted: torch.Tensor, values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Return the largest value [R, 1] that keeps enough mass, or zero.
+    """Return the largest value [R, 1] with a mass of at least `wanted` [R, 1] at or above it, or zero.
 
-    The mass of all values >= it is at least `wanted` [R, 1]. `values` [R, n] are float32 from 0 to 1, with weights
-    `mass` [R, n]. Two histograms replace a sort.
+    `values` [R, n] are float32 from 0 to 1, with weights `mass` [R, n]. Two histograms replace a sort.
     """
     keys = values.contiguous().view(torch.int32).long()
     high, low = keys >> _LOW_BITS, keys & ((1 << _LOW_BITS) - 1)
@@ -197,9 +179,9 @@ def _threshold(wanted: torch.Tensor, values: torch.Tensor, mass: torch.Tensor) -
 def _descend(
     wanted: torch.Tensor, keys: torch.Tensor, mass: torch.Tensor, num_bins: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum `mass` from the highest key down.
+    """Sum `mass` from the highest key down until it reaches `wanted`.
 
-    Return the bin [R, 1] that reaches `wanted`, the mass above it, and whether all of `mass` reaches it.
+    Return the bin [R, 1] that reaches it, the mass above that bin, and whether all of `mass` reaches it.
     """
     bins = torch.zeros(len(keys), num_bins, dtype=torch.float64, device=keys.device).scatter_add_(1, keys, mass)
     until = bins.flip(-1).cumsum(-1)

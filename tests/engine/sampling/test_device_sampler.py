@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
+from fastgen.kernels.gpu.sampling.logprobs import token_logprobs as on_device
 from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
 from fastgen.sampling.logprobs import token_logprobs
@@ -285,8 +286,7 @@ def test_running_out_of_memory_leaves_the_slot_free(monkeypatch: pytest.MonkeyPa
 def test_logprobs_equal_those_of_the_cpu(dtype: torch.dtype) -> None:
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
     rows, tokens, top = [4, 1, 1], [5, 299, 7], [20, 0, 3]
-    sampler = DeviceSampler(300, 6, CPU, ENDS)
-    packed = sampler.logprobs(
+    packed = on_device(
         logits, torch.tensor([*rows, -1], dtype=torch.int32), torch.tensor([*tokens, 0], dtype=torch.int32), max(top)
     )
     found = unpack_logprobs(packed[:3], tokens, top)
@@ -298,8 +298,7 @@ def test_logprobs_equal_those_of_the_cpu(dtype: torch.dtype) -> None:
 
 
 def test_requesting_more_top_tokens_than_the_vocabulary_returns_all() -> None:
-    sampler = DeviceSampler(3, 1, CPU, ENDS)
     one = torch.zeros(1, dtype=torch.int32)
-    (got,) = unpack_logprobs(sampler.logprobs(torch.tensor([[0.0, 1.0, 2.0]]), one, one, 20), [0], [20])
+    (got,) = unpack_logprobs(on_device(torch.tensor([[0.0, 1.0, 2.0]]), one, one, 20), [0], [20])
     assert [token for token, _ in got.top] == [2, 1, 0]
     assert got.rank == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,7 @@ _MOST_NAMED = 16  # invalid tokens that an error message lists
 
 
 class RequestError(ValueError):
-    """A request that cannot be served. `param` names the invalid field, the message tells the remedy."""
+    """A request that cannot be served. `param` names the invalid field; the message says how to fix it."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -41,8 +42,8 @@ class Grammar:
 
     Attributes:
         kind: how to read `text`: as a JSON schema, a regular expression, a grammar in Lark syntax, or token ids
-            separated by commas, of which each generated token must be one. "json_object" needs no text and allows any
-            JSON object.
+            separated by commas, which are the only tokens allowed. "json_object" needs no text and allows any JSON
+            object.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "tokens"]
@@ -105,18 +106,10 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "from 0 to max_tokens")
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "from 0 (greedy) to 100")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
-        _require(0 < self.typical_p <= 1, "typical_p", self.typical_p, "above 0 and at most 1")
-        _require(
-            0 < self.repetition_penalty <= 100, "repetition_penalty", self.repetition_penalty, "above 0 and at most 100"
-        )
-        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", self.presence_penalty, "from -2 to 2")
-        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", self.frequency_penalty, "from -2 to 2")
+        for name, (least, most, allowed) in _RANGES.items():
+            value = getattr(self, name)
+            _require(least <= value <= most, name, value, allowed)
+        _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "from 0 to max_tokens")
         if len(self.logit_bias) > MOST_LOGIT_BIASES:
             raise RequestError(
                 f"logit_bias has {len(self.logit_bias)} tokens; at most {MOST_LOGIT_BIASES} are accepted", "logit_bias"
@@ -129,8 +122,24 @@ class SamplingParams:
         _require(self.seed is None or 0 <= self.seed < 1 << 63, "seed", self.seed, "from 0 to 2^63 - 1")
 
 
+_ABOVE_0 = math.ulp(0.0)
+# Least and most of each sampling parameter that is a number, and the same in words.
+_RANGES = {
+    "max_tokens": (1, math.inf, "at least 1"),
+    "min_tokens": (0, math.inf, "from 0 to max_tokens"),
+    "temperature": (0, 100, "from 0 (greedy) to 100"),
+    "top_k": (0, math.inf, "0 (off) or more"),
+    "top_p": (_ABOVE_0, 1, "above 0 and at most 1"),
+    "min_p": (0, 1, "from 0 to 1"),
+    "typical_p": (_ABOVE_0, 1, "above 0 and at most 1"),
+    "repetition_penalty": (_ABOVE_0, 100, "above 0 and at most 100"),
+    "presence_penalty": (-2, 2, "from -2 to 2"),
+    "frequency_penalty": (-2, 2, "from -2 to 2"),
+}
+
+
 def _enumeration(items: Sequence[object]) -> str:
-    """Return the items as text, the first of them if they are many."""
+    """Return the items as text, cut after the first few."""
     named = ", ".join(map(str, items[:_MOST_NAMED]))
     return named if len(items) <= _MOST_NAMED else f"{named} and {len(items) - _MOST_NAMED} more"
 
@@ -142,7 +151,7 @@ def _require(holds: bool, param: str, value: object, allowed: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """What a request gets of its prompt's last hidden states, instead of generated tokens.
+    """How a prompt's last hidden states are pooled, instead of generating tokens.
 
     Attributes:
         method: "last" gives the hidden state of the last token, "mean" the mean of all of them, and "logprobs" the
@@ -194,14 +203,7 @@ class Request:
         """Raise RequestError if the model cannot serve this request."""
         if not self.prompt_token_ids:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
-        if self.pooling is None:
-            self._check_length(max_model_length)
-        elif len(self.prompt_token_ids) > max_model_length:
-            raise RequestError(
-                f"the prompt has {len(self.prompt_token_ids)} tokens and is limited to {max_model_length}: shorten the "
-                "prompt",
-                "prompt",
-            )
+        self._check_length(max_model_length)
         # Lengths are checked before contents: a prompt of millions of tokens takes long to look at.
         if not 0 <= min(self.prompt_token_ids) <= max(self.prompt_token_ids) < vocabulary_size:
             token = next(token for token in self.prompt_token_ids if not 0 <= token < vocabulary_size)
@@ -212,13 +214,17 @@ class Request:
 
     def _check_length(self, max_model_length: int) -> None:
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
-        if prompt >= max_model_length:
+        if self.pooling is not None:
+            if prompt > max_model_length:
+                message = f"the prompt has {prompt} tokens and is limited to {max_model_length}: shorten the prompt"
+                raise RequestError(message, "prompt")
+        elif prompt >= max_model_length:
             raise RequestError(
                 f"the prompt has {prompt} tokens, and prompt plus generation are limited to {max_model_length} tokens: "
                 "shorten the prompt",
                 "prompt",
             )
-        if prompt + generation > max_model_length:
+        elif prompt + generation > max_model_length:
             raise RequestError(
                 f"the prompt has {prompt} tokens and max_tokens is {generation}: their sum, {prompt + generation}, "
                 f"exceeds the limit of {max_model_length} tokens; lower max_tokens to {max_model_length - prompt}",

@@ -148,13 +148,17 @@ def measure(
     for round_ in range(1, _MAX_ROUNDS):
         if clock() - started >= seconds:
             break
-        for size in best:
-            best[size] = min(best[size], bench.time(size), key=lambda point: point.seconds)
-        again = [bench.time_contexts(share) for share in (0.0, 1.0)]
-        contexts = [min(pair, key=lambda p: p.seconds) for pair in zip(contexts, again, strict=True)]
+        best = {size: _faster(point, bench.time(size)) for size, point in best.items()}
+        contexts = [
+            _faster(point, bench.time_contexts(share)) for point, share in zip(contexts, (0.0, 1.0), strict=True)
+        ]
         on_progress((round_ + 1) / _MAX_ROUNDS)
     on_progress(1.0)
     return Calibration(tuple(best.values()), tuple(contexts))
+
+
+def _faster(one: StepTime, other: StepTime) -> StepTime:
+    return min(one, other, key=lambda point: point.seconds)
 
 
 def _is_flat(throughputs: Sequence[float], patience: int) -> bool:
@@ -186,33 +190,29 @@ class _Bench:
 
     def fill(self, most_tokens: int) -> None:
         """Write the decoders' contexts in steps of at most `most_tokens`. This also warms up the kernels."""
-        behind = [decoder for decoder in self._decoders if decoder.num_computed_tokens < self._context]
-        while behind:
+        while behind := [decoder for decoder in self._decoders if decoder.num_computed_tokens < self._context]:
             share = max(1, most_tokens // len(behind))
-            chunks = []
-            for decoder in behind:
-                size = min(share, self._context - decoder.num_computed_tokens)
-                chunks.append(Chunk(decoder, decoder.num_computed_tokens, size))
+            starts = [decoder.num_computed_tokens for decoder in behind]
+            chunks = [
+                Chunk(decoder, start, min(share, self._context - start))
+                for decoder, start in zip(behind, starts, strict=True)
+            ]
             self._run(chunks)
             for chunk in chunks:
                 chunk.sequence.num_computed_tokens += chunk.num_tokens
-            behind = [decoder for decoder in behind if decoder.num_computed_tokens < self._context]
 
     def time(self, size: int) -> StepTime:
         """Run one step of `size` tokens: the decodes and prompt chunks."""
-        decoding = self._decoders[:size]
-        chunks = [Chunk(sequence, self._context, 1) for sequence in decoding]
-        left, prompts = size - len(decoding), []
-        while left:
-            prompt = self._sequence(min(left, self._longest_chunk) + 1)
-            self._pool.extend(prompt.block_table, len(prompt.tokens) - 1)
-            prompts.append(prompt)
-            left -= len(prompt.tokens) - 1
-        chunks += [Chunk(prompt, 0, len(prompt.tokens) - 1) for prompt in prompts]
+        chunks = [Chunk(sequence, self._context, 1) for sequence in self._decoders[:size]]
+        for done in range(len(chunks), size, self._longest_chunk):
+            num_tokens = min(size - done, self._longest_chunk)
+            prompt = self._sequence(num_tokens + 1)
+            self._pool.extend(prompt.block_table, num_tokens)
+            chunks.append(Chunk(prompt, 0, num_tokens))
         point = self._run(chunks)
-        for prompt in prompts:
-            self._builder.release(prompt)
-            self._pool.release(prompt.block_table)
+        for chunk in chunks[len(self._decoders) :]:
+            self._builder.release(chunk.sequence)
+            self._pool.release(chunk.sequence.block_table)
         return point
 
     def time_contexts(self, share: float) -> StepTime:

@@ -16,8 +16,8 @@ class Constraint(Protocol):
     def end(self) -> FinishReason | None:
         """Why the generation is over, or None while it continues.
 
-        `stop` when a token completed the match, `abort` if the grammar cannot be followed any further. A completed
-        match overrides min_tokens and ignore_eos, because no token could follow.
+        `stop` when a token completed the match, `abort` if no token can continue it. A completed match overrides
+        min_tokens and ignore_eos, because no token could follow.
         """
 
     def fill_mask(self, mask: memoryview) -> None:
@@ -38,16 +38,16 @@ class Grammars(Protocol):
     """Compiles grammars in the background, and computes the masks of a step."""
 
     def compile(self, grammar: Grammar) -> Future[NewConstraint]:
-        """Return the compiled grammar. It is done at once if the grammar was used before.
+        """Return the compiled grammar, at once if it was used before.
 
-        The future raises RequestError if the grammar cannot be enforced, with the reason.
+        The future raises RequestError, with the reason, if the grammar cannot be enforced.
 
         Raises:
             RequestError: if no grammar can be enforced for this model.
         """
 
     def prepare(self) -> None:
-        """Do in the background what the first grammar would have to wait for."""
+        """Build in the background what the first grammar needs."""
 
     def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:
         """Fill the masks of several constraints. Equivalent to `Constraint.fill_mask` for each.

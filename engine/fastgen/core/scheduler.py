@@ -56,7 +56,6 @@ class Scheduler:
     ) -> None:
         assert 1 <= max_sequences <= token_budget, "each decoding sequence takes one token of every step"
         self.pool = pool
-        self.token_budget = token_budget
         self.max_sequences = max_sequences
         self._limit = StepLimit(token_budget)
         self._end_tokens = end_tokens

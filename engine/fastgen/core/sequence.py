@@ -1,4 +1,4 @@
-"""The state of one request, as integer arithmetic over its tokens.
+"""The state of one request: how many of its tokens are computed.
 
 There are no phases. `tokens` holds the prompt and the generated tokens; the KV of the first `num_computed_tokens` is in
 the cache, or will be when the steps in flight have run; the next step computes some of the rest. A sequence whose only

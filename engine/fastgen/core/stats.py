@@ -1,4 +1,4 @@
-"""Statistics of a step and of the scheduler's state after it."""
+"""Statistics of a step and of the scheduler's state after it, and the trace of a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SchedulerStats:
 
 @dataclass(slots=True, kw_only=True)
 class StepStats:
-    """What one step did. All fields are 0 or None in a report without a step.
+    """Counters of one step. All fields are 0 or None in a report without a step.
 
     Attributes:
         step_seconds: duration, set when the step is done.
@@ -85,7 +85,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """A step by request, and the owners of queue places and KV blocks after it.
+    """What one step computed for which request, and the queue and KV blocks after it. Built only while watched.
 
     Attributes:
         decodes: ids of the requests with one decode token in the step.
@@ -101,18 +101,12 @@ class StepTrace:
 
     @classmethod
     def of(cls, plan: StepPlan | None, running: abc.Iterable[Sequence], waiting: abc.Iterable[Sequence]) -> StepTrace:
-        """Describe a step, or None without one, and the state after it."""
+        """Describe a step, if there was one, and the state after it."""
         plan = plan or StepPlan()
-        decodes: list[str] = []
-        prompts: list[tuple[str, int]] = []
-        for index, sequence in enumerate(plan.sequences):
-            if plan.is_decode(index):
-                decodes.append(sequence.id)
-            else:
-                prompts.append((sequence.id, plan.ends[index] - plan.starts[index]))
+        indices = range(len(plan.sequences))
         return cls(
-            decodes=decodes,
-            prompts=prompts,
+            decodes=[plan.sequences[i].id for i in indices if plan.is_decode(i)],
+            prompts=[(plan.sequences[i].id, plan.ends[i] - plan.starts[i]) for i in indices if not plan.is_decode(i)],
             queue=[(sequence.id, sequence.num_pending_tokens) for sequence in islice(waiting, _MOST_QUEUED)],
             blocks=[(sequence.id, len(sequence.block_table)) for sequence in running],
         )

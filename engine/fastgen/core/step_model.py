@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fastgen.core.budget_tuning import StepTime
@@ -27,7 +28,7 @@ class StepTimes(Protocol):
 
 # Scale the columns to about 1, so that the ridge below affects them equally.
 _SCALES: Vector = (1.0, 1 / 256, 1 / 65536)
-# A bucket's memory, in steps.
+# Steps over which a bucket averages.
 _MEMORY = 64
 # Keeps the equations solvable if all steps are alike; far below what any difference between steps adds.
 _RIDGE = 1e-7
@@ -37,14 +38,12 @@ _MIN_STEPS = 8
 _STEPS_PER_FIT = 16
 
 
+@dataclass(slots=True)
 class _Moments:
     """Exponentially weighted sums over steps x = (1, tokens, kv_tokens) and times y, relative to y."""
 
-    __slots__ = ("xx", "xy")
-
-    def __init__(self) -> None:
-        self.xx = [0.0] * 9
-        self.xy = [0.0] * 3
+    xx: list[float] = field(default_factory=lambda: [0.0] * 9)
+    xy: list[float] = field(default_factory=lambda: [0.0] * 3)
 
     def add(self, x: Vector, y: float) -> None:
         fade = 1 - 1 / _MEMORY
@@ -89,8 +88,7 @@ class StepModel:
         x = (_SCALES[0], tokens * _SCALES[1], kv_tokens * _SCALES[2])
         self._buckets.setdefault(tokens.bit_length(), _Moments()).add(x, seconds)
         self._num_observed += 1
-        early = self._num_observed < 4 * _STEPS_PER_FIT
-        if early or self._num_observed % _STEPS_PER_FIT == 0:
+        if self._num_observed < 4 * _STEPS_PER_FIT or self._num_observed % _STEPS_PER_FIT == 0:
             self._fit()
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Why a step was not replayed from a CUDA graph: there are none, it has more tokens than the largest, or it has more
-# prompt logprobs, or tokens to pool, than fit.
+# Why a step was not replayed from a CUDA graph: there are no graphs, or it has more tokens, prompt logprobs or pooled
+# tokens than the largest graph.
 EagerReason = Literal["off", "tokens", "prompt_logprobs", "pooling"]
 
 

@@ -101,7 +101,7 @@ class EngineClient:
         self._descriptor = int(self._socket.get(zmq.FD))
         self._loop = asyncio.get_running_loop()
         self._broken: asyncio.Future[None] = self._loop.create_future()  # an event could not be handled
-        self._started: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._started: asyncio.Future[None] = self._loop.create_future()
         self._failure: Failed | None = None
         self._failed = asyncio.Event()
         self._dead = asyncio.Event()
@@ -145,14 +145,9 @@ class EngineClient:
 
     async def _wait_ready(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
-        dead = asyncio.create_task(self._dead.wait())
-        try:
-            await _first_of(self._started, dead)
-        finally:
-            dead.cancel()
+        await _first_of(self._started, self._watcher)
         if not self._started.done():
             raise EngineStartError(self.exit_message, self.exit_code)
-        self.info = self._started.result()
 
     @property
     def alive(self) -> bool:
@@ -303,9 +298,10 @@ class EngineClient:
                 self._on_loading(stage, fraction)
             case Ready(info):
                 # At once: a report about another client's requests may follow.
+                self.info = info
                 self.in_flight = InFlight(info.max_sequences, self._counts)
                 self._watchdog = Watchdog(self._step_timeout, info)
-                self._started.set_result(info)
+                self._started.set_result(None)
             case Failed():
                 self._failure = event
                 self._failed.set()

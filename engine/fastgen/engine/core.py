@@ -16,7 +16,7 @@ import numpy as np
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.constraint import Grammars, NewConstraint
-from fastgen.core.request import FinishReason, Grammar, Request, RequestError
+from fastgen.core.request import Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
@@ -167,17 +167,16 @@ class Engine:
 
     def cancel(self, request_id: str) -> bool:
         """End a request; return False if it is unknown or has ended."""
-        sequence = self._sequences.pop(request_id, None)
+        sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self._compiling.pop(request_id, None)
         self._scheduler.cancel(sequence)
-        self._step_inputs.release(sequence)
+        self._drop(sequence)
         return True
 
     def step(self) -> StepReport:
         """End requests past their deadline, launch as many steps as may be in flight, and report the oldest."""
-        outputs = self._end_overdue(self._clock()) + self._release_compiled()
+        outputs = self._ends(self._scheduler.end_overdue(self._clock())) + self._release_compiled()
         while len(self._in_flight) < self._runner.steps_in_flight and self._launch():
             pass
         if not self._in_flight:
@@ -246,10 +245,7 @@ class Engine:
             else f"request {ended.id} ends, because it was alone in it",
         )
         release_cached_memory()
-        if ended is None:
-            return []
-        del self._sequences[ended.id]
-        return [TokenOutput(ended.id, [], ended.finish_reason)]
+        return [] if ended is None else self._ends([ended])
 
     def _sample(self, launched: _Launched) -> None:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
@@ -296,8 +292,15 @@ class Engine:
 
     def _drop(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
+        self._compiling.pop(sequence.id, None)
         self._step_inputs.release(sequence)
         del self._sequences[sequence.id]
+
+    def _ends(self, ended: list[Sequence]) -> list[TokenOutput]:
+        """Forget sequences that have ended outside of a step; return their last outputs."""
+        for sequence in ended:
+            self._drop(sequence)
+        return [TokenOutput(sequence.id, [], sequence.finish_reason) for sequence in ended]
 
     def check_integrity(self) -> None:
         """Assert the scheduler's invariants. Takes time proportional to the cached blocks: call it when idle."""
@@ -326,24 +329,16 @@ class Engine:
 
     def _release_compiled(self) -> list[TokenOutput]:
         """Queue the requests whose grammar has been compiled; return the ends of those whose grammar is invalid."""
-        outputs = []
+        invalid = []
         for request_id in [request_id for request_id, compiled in self._compiling.items() if compiled.done()]:
             sequence, compiled = self._sequences[request_id], self._compiling.pop(request_id)
             error = compiled.exception()
             if error is None:
                 sequence.constraint = compiled.result()()
                 self._scheduler.release(sequence)
-                continue
-            # The server has checked the grammar, but over a smaller vocabulary.
-            log.error("request %s ends: %s", request_id, error)
-            self._scheduler.cancel(sequence)
-            del self._sequences[request_id]
-            outputs.append(TokenOutput(request_id, [], FinishReason.ABORT))
-        return outputs
-
-    def _end_overdue(self, now: float) -> list[TokenOutput]:
-        ended = self._scheduler.end_overdue(now)
-        for sequence in ended:
-            self._compiling.pop(sequence.id, None)
-            self._drop(sequence)
-        return [TokenOutput(sequence.id, [], sequence.finish_reason) for sequence in ended]
+            else:
+                # The server has checked the grammar, but over a smaller vocabulary.
+                log.error("request %s ends: %s", request_id, error)
+                self._scheduler.cancel(sequence)
+                invalid.append(sequence)
+        return self._ends(invalid)

@@ -33,8 +33,7 @@ class Receiver(Protocol):
 class InFlight:
     """Receivers by request id, and an estimate of how many requests are queued.
 
-    The server reserves a request when it admits it. It is open from when it is sent to the engine until it ends, and is
-    then removed.
+    A request is reserved when the server admits it, and open from when it is sent to the engine until it ends.
     """
 
     def __init__(self, max_sequences: int, counts: Counts | None = None) -> None:
@@ -47,19 +46,16 @@ class InFlight:
 
     @property
     def num_queued(self) -> int:
-        """Requests of all API processes that do not run yet: reported as waiting, or reserved or sent since.
+        """Requests of all API processes that do not run yet, including reserved ones.
 
         The engine runs up to `max_sequences` requests while none waits. If some wait, memory or the token budget limits
-        it to fewer: to as many as ran in its last step.
+        it to as many as ran in its last step.
         """
         return max(0, self._counts.total(Count.PLACES) - self._capacity)
 
     @property
     def finished_per_second(self) -> float:
-        """Recent rate of finished requests of all API processes.
-
-        Requests that this process has cancelled count too.
-        """
+        """Recent rate of finished requests of all API processes, including those that this process cancelled."""
         return self._finished.per_second()
 
     def reserve(self, request_ids: Iterable[str]) -> None:
@@ -73,7 +69,7 @@ class InFlight:
         self._publish()
 
     def open(self, request_id: str, receiver: Receiver) -> None:
-        """Give the outputs of a request, which is sent now, to `receiver`."""
+        """Record that a request is sent now; its outputs go to `receiver`."""
         assert request_id not in self._receivers, f"request id {request_id} is in use"
         self._reserved.discard(request_id)
         self._receivers[request_id] = receiver
@@ -110,12 +106,12 @@ class InFlight:
             self._end(output.request_id)
         try:
             receiver.push(output)
-        except Exception:  # of this request; the others must get theirs
+        except Exception:  # the other requests must get their outputs
             log.exception("request %s: its output could not be handled", output.request_id)
             receiver.fail()
 
     def end_all(self) -> None:
-        """Tell all receivers that the engine has exited."""
+        """Fail all open requests, because the engine has exited."""
         receivers, self._receivers = self._receivers, {}
         self._publish()
         for receiver in receivers.values():
@@ -126,7 +122,7 @@ class InFlight:
         self._publish()
 
     def _publish(self) -> None:
-        """Tell the other API processes how many places this one's requests take."""
+        """Tell the other API processes how many requests this one has."""
         self._counts.set(Count.PLACES, len(self._receivers) + len(self._reserved))
 
 

@@ -28,7 +28,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
 
 
 class Watch(msgspec.Struct, tag="watch", frozen=True):
-    """Add a trace to every report from now on, or stop doing so. A report follows, also without work."""
+    """Start or stop adding a trace to every report. A report follows, even without work."""
 
     on: bool
 
@@ -86,9 +86,9 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The output of one request in one step. Never part of a reference cycle: a step creates hundreds.
+    """The output of one request in one step.
 
-    Encoded as an array: names of fields would take longer to read than their values.
+    A step creates hundreds, so they are not tracked by the garbage collector, and encoded as arrays without names.
 
     Attributes:
         token_ids: newly sampled tokens, including the token that ended the request.
@@ -96,9 +96,9 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
         prompt_logprobs: of the next prompt tokens in order, if requested. Over all outputs there is one for each
             prompt token but the first, and all of them come before or with the first sampled token.
         cached_tokens: prompt tokens found in the prefix cache; set on the request's first output only.
-        queue_seconds: from the request's arrival in the engine to its first step; set on the same output.
+        queue_seconds: from the request's arrival in the engine to its first step; set on the first output only.
         finish_reason: set on the request's last output.
-        pooled: the result of a request with `pooling`: float32 numbers, little-endian. Its only output.
+        pooled: the result of a request with `pooling`, little-endian float32; set on its only output.
     """
 
     request_id: str
@@ -116,7 +116,7 @@ class StepReport(msgspec.Struct, tag="step", frozen=True):
 
     Attributes:
         outputs: of the client's requests.
-        num_finished: requests of all clients that ended with this report.
+        num_finished: requests of all clients that this report ends.
         step: counters of the step; all 0 if the report comes without one.
         scheduler: the state after it.
         step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.

@@ -1,7 +1,4 @@
-"""Output of one request, accumulated from the engine's token outputs.
-
-Used in process and by the server.
-"""
+"""Output of one request, accumulated from the engine's token outputs, in process and in the server."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Usage:
 
 
 class OutputDelta(msgspec.Struct, frozen=True, gc=False):
-    """What engine outputs have added to a request's output since the last delta was taken.
+    """What has been added to a request's output since the last delta was taken.
 
     Attributes:
         text: new text; empty while the detokenizer or a possible stop string holds it back.
@@ -54,13 +51,12 @@ class RequestOutput:
     deltas, not more of them.
 
     Attributes:
-        request: the request.
         token_ids: generated tokens, including the one that ended the generation.
         logprobs: one entry per token in `token_ids`; None if not requested.
         prompt_logprobs: one entry per prompt token except the first; None if not requested.
         cached_tokens: prompt tokens that came from the prefix cache.
         queue_seconds: time in the engine's queue; None until the request is first scheduled.
-        pooled: the result of a request with `pooling`, as in `TokenOutput`; None until it is there.
+        pooled: the result of a request with `pooling`, as in `TokenOutput`; None before.
     """
 
     __slots__ = (
@@ -83,7 +79,7 @@ class RequestOutput:
 
     @property
     def has_delta(self) -> bool:
-        """Return whether there is new text, or the output has finished, since the last `take`."""
+        """Whether there is new text since the last `take`, or the output has finished."""
         return len(self._pieces) > self._num_taken_pieces or self._output.finish_reason is not None
 
     def push(self, output: TokenOutput) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 
 class Count(enum.IntEnum):
-    """What is counted."""
+    """The counts of a process."""
 
     PLACES = 0
-    """Requests in the engine, and admitted ones that are still on their way to it."""
+    """Requests in the engine, and admitted ones that are not sent yet."""
     OPEN = 1
     """Open HTTP requests."""
     SERVING = 2

@@ -1,7 +1,6 @@
-"""Finds an engine that hangs: it has work and finishes no step in time.
+"""Detects an engine that hangs: it has work and finishes no step in time.
 
-It runs in the server, not in the engine. How long a step may take follows from the engine's own step model, and from a
-setting.
+It runs in the server, not in the engine. The engine's step model and a setting determine how long a step may take.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ _FIRST_STEPS = 16
 class Watchdog:
     """Measures how long the engine has had work without finishing a step.
 
-    Only time in which this process ran counts. If the whole machine was suspended, or both processes were stopped, then
-    the engine could not run either.
+    Only time in which this process ran counts: while the machine is suspended, or both processes are stopped, the
+    engine cannot run either.
 
     Attributes:
         period: seconds between two calls of `look`.
@@ -44,12 +43,12 @@ class Watchdog:
 
     @property
     def is_late(self) -> bool:
-        """Return whether half of the deadline has passed: other replicas should get the requests."""
+        """Whether half of the deadline has passed: other replicas should get the requests."""
         return self._waited > self.deadline / 2
 
     @property
     def is_hung(self) -> bool:
-        """Return whether the deadline has passed."""
+        """Whether the deadline has passed."""
         return self._waited > self.deadline
 
     def record(self, report: StepReport) -> None:
@@ -61,7 +60,7 @@ class Watchdog:
         self._predicted = base + token * tokens + kv_token * kv_tokens
 
     def look(self, now: float, *, has_work: bool) -> None:
-        """Count the time since the last call, `now` in seconds on a monotonic clock."""
+        """Count the time since the last call; `now` is in seconds on a monotonic clock."""
         if not has_work:
             self._waited = 0.0
         elif self._looked is not None:
@@ -69,7 +68,7 @@ class Watchdog:
         self._looked = now
 
     def message(self) -> str:
-        """Return one line: what happened and what to look at."""
+        """Return one line: what happened and what to check."""
         state = "hangs" if self.is_hung else "may hang"
         return (
             f"the engine {state}: it has had work for {self._waited:.0f} s without finishing a step; look for Xid "

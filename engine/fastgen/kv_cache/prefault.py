@@ -35,16 +35,19 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Prefaulter:
     """Faults in cache pages in block order, up to `AHEAD_BYTES` beyond the highest block in use.
 
-    `start` does so at once. As blocks are used, a thread goes on, which rests most of the time. Its priority is not
+    `start` does so at once. As blocks are used, a thread continues, which rests most of the time. Its priority is not
     lowered: it holds the lock of the memory map in each call, and a step that needs the lock would wait until it gets
     a core again. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they are written.
 
-    The thread ends with the main thread. It is no daemon: when Python exits, it unwinds the stack of a daemon thread,
-    which aborts the process if the stack has C++ frames of torch.
+    The thread ends with the main thread. It is not a daemon thread: Python unwinds the stack of those at exit, which
+    aborts the process if the stack has C++ frames of torch.
+
+    Args:
+        tensors: each [layers, blocks, ...], contiguous, in host memory. They are not kept alive.
+        ahead_bytes: how far to stay ahead.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
-        """Take `tensors`, each [layers, blocks, ...], contiguous, in host memory. They are not kept alive."""
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._num_layers, self._num_blocks = tensors[0].shape[:2]
         block_bytes = [tensor.stride(1) * tensor.itemsize for tensor in tensors]
@@ -55,7 +58,7 @@ class Prefaulter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Prefault the first blocks. Returns when they are. Call it once, before the first step."""
+        """Prefault the first blocks and wait for that. Call it once, before the first step."""
         assert self._end == 0
         self._end = min(self._num_blocks, 1 + self._ahead)
         for _ in self._populate(0, self._end):
@@ -83,10 +86,7 @@ class Prefaulter:
             time.sleep(min(_REST * seconds, _LONGEST_REST_SECONDS))
 
     def _populate(self, first: int, end: int) -> Iterator[float]:
-        """Prefault blocks `first` to `end`, and yield after each call how many seconds it took.
-
-        Ends early if the cache is gone or the kernel refuses.
-        """
+        """Prefault blocks `first` to `end`; yield the seconds of each call. Ends early if cache or kernel fail it."""
         for block in range(first, end, self._step):
             for reference, layer in itertools.product(self._tensors, range(self._num_layers)):
                 tensor = reference()

@@ -89,10 +89,10 @@ class CacheMemory:
 
 
 def host_cache_memory(config: EngineConfig, available_bytes: int, *, limited: bool) -> CacheMemory:
-    """Return the memory for a cache on the CPU.
+    """Return the memory for a cache on the CPU: by default `memory_percent` of the available memory.
 
     Args:
-        config: its `memory_percent` is the default share of the available memory.
+        config: the settings.
         available_bytes: memory that is free after loading the weights, minus `working_memory_bytes`.
         limited: whether a container limit bounds `available_bytes`.
     """
@@ -101,10 +101,10 @@ def host_cache_memory(config: EngineConfig, available_bytes: int, *, limited: bo
 
 
 def gpu_cache_memory(config: EngineConfig, *, total_bytes: int, free_bytes: int, step_bytes: int) -> CacheMemory:
-    """Return the memory for a cache on a GPU.
+    """Return the memory for a cache on a GPU; `memory_percent` of the GPU's memory covers weights, cache and steps.
 
     Args:
-        config: its `memory_percent` of the GPU's memory covers weights, cache and steps.
+        config: the settings.
         total_bytes: memory of the GPU.
         free_bytes: memory that is free after loading the weights.
         step_bytes: peak memory of a step.
@@ -117,7 +117,7 @@ def gpu_cache_memory(config: EngineConfig, *, total_bytes: int, free_bytes: int,
 def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -> int:
     """Return the bytes to keep free, besides weights and KV cache, for the largest step.
 
-    That is a step at the token budget in which every sequence samples and one chunk has the longest context.
+    It has the whole token budget, every sequence samples in it, and one chunk has the longest context.
     """
     heads, kv_heads = shape.num_heads * kv.key_dim, kv.num_kv_heads * kv.key_dim
     row = 4 * shape.hidden_size + 3 * heads + 2 * kv_heads + 3 * shape.intermediate_size
@@ -132,13 +132,7 @@ def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -
 
 
 def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory) -> int:
-    """Return the number of KV cache blocks.
-
-    Args:
-        config: its `kv_cache_memory`, if set, overrides the default.
-        shape: the model's longest sequence bounds the useful number of blocks.
-        kv: shape of one token's keys and values.
-        memory: default and limit.
+    """Return the number of KV cache blocks: `kv_cache_memory` if set, otherwise the default of `memory`.
 
     Raises:
         ConfigError: if `kv_cache_memory` exceeds the limit, or not one block fits.
@@ -169,12 +163,7 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
 
 
 def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) -> int:
-    """Return the number of blocks in the host buffer for swapped sequences.
-
-    Args:
-        config: its `swap_space`.
-        kv: shape of one token's keys and values.
-        available_bytes: free host memory.
+    """Return the number of blocks in the host buffer for swapped sequences: `swap_space`.
 
     Raises:
         ConfigError: if `swap_space` exceeds the free memory, or is smaller than one block.
@@ -196,9 +185,7 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
 
 
 def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShape, num_blocks: int) -> int:
-    """Return the longest prompt plus generation of one request.
-
-    That is `max_model_length` if set, otherwise the model's default length or the cache's capacity.
+    """Return the longest prompt plus generation: `max_model_length`, or what model and cache allow by default.
 
     Raises:
         ConfigError: if `max_model_length` exceeds the model's positions or the cache.

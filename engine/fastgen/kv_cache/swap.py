@@ -1,4 +1,4 @@
-"""Copies of preempted sequences' blocks, on a stream beside the forward passes."""
+"""Copies blocks of preempted sequences to the host buffer and back, on a stream beside the forward passes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Streams(Protocol):
     """Two streams of a device: forward passes run on one, copies to and from the host on the other."""
 
     def copying(self) -> AbstractContextManager[object]:
-        """Enqueue what is inside on the stream of copies."""
+        """Return a context in which work is enqueued on the stream of copies."""
 
     def copies_wait(self) -> None:
-        """Let the copies enqueued from now on wait for the forward passes enqueued so far."""
+        """Make later copies wait for the forward passes enqueued so far."""
 
     def forward_waits(self) -> None:
-        """Let the forward passes enqueued from now on wait for the copies enqueued so far."""
+        """Make later forward passes wait for the copies enqueued so far."""
 
 
 class CUDAStreams:
@@ -34,7 +34,7 @@ class CUDAStreams:
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copying(self) -> AbstractContextManager[object]:
-        """Enqueue what is inside on the stream of copies."""
+        """Return a context in which work is enqueued on the stream of copies."""
         return torch.cuda.stream(self._copies)
 
     def copies_wait(self) -> None:
@@ -52,7 +52,7 @@ class Swapper:
     A swap-out reads blocks that earlier forward passes wrote, so it waits for them. A forward pass that does not write
     these blocks runs beside it. A swap-in writes blocks that no step in flight uses, because the scheduler frees blocks
     only when no step in flight writes them: it may run beside earlier forward passes, and the next one waits for it.
-    Copies run in the order of their steps, which orders those of one block or host block.
+    Copies run in the order of their steps, and so do those of one block or host block.
 
     Args:
         cache: the cache and its host buffer.
@@ -85,11 +85,6 @@ class Swapper:
             with streams.copying():
                 self._cache.swap(out, back)
             self._leaving.update(block for block, _ in out)
-        if back or (self._leaving and not self._leaving.isdisjoint(self._blocks(slot_mapping))):
+        if back or (self._leaving and not self._leaving.isdisjoint((slot_mapping // self._cache.block_size).tolist())):
             streams.forward_waits()
             self._leaving.clear()
-
-    def _blocks(self, slot_mapping: npt.NDArray[np.int32]) -> list[int]:
-        """Return the blocks of the slots, some several times."""
-        blocks: list[int] = (slot_mapping // self._cache.block_size).tolist()
-        return blocks

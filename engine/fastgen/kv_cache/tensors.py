@@ -80,7 +80,7 @@ class KVCache:
                 tensor[:, block].copy_(host[host_block], non_blocking=True)
 
     def seconds_per_block(self) -> float:
-        """Measure the seconds that copying one block one way takes. Overwrites blocks: call it on an unused cache."""
+        """Measure the seconds to copy one block one way. Overwrites blocks: call it on an unused cache."""
         count = min(_BLOCKS_TIMED, self.num_blocks, self.num_host_blocks)
         pairs = [(block, block) for block in range(count)]
         least = math.inf

@@ -142,7 +142,7 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
 
 
 def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
-    """Run a step at the token budget in which as many sequences as may run sample: with filters, penalty and logprobs.
+    """Run a step with the whole token budget, in which as many sequences as may run sample with all features.
 
     Returns:
         Bytes of the runner's CUDA graphs.

@@ -1,4 +1,4 @@
-"""Tells errors of a device apart by their type's name and text, without importing torch.
+"""Classifies errors of a device by type name and text, without importing torch.
 
 PyTorch raises `torch.OutOfMemoryError` and `torch.AcceleratorError`, and RuntimeErrors for libraries below it.
 """
@@ -41,7 +41,7 @@ def first_line(error: Exception) -> str:
 
 
 def release_cached_memory() -> None:
-    """Give the memory that torch's allocator keeps for later back to the GPU, so that it can be allocated anew."""
+    """Return unused memory of torch's allocator to the GPU, so that it can be allocated again."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

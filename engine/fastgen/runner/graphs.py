@@ -37,10 +37,10 @@ class Graph(Protocol):
 
 
 class GraphCapture(Protocol):
-    """Captures graphs that share one memory pool, so only one of them may run at a time."""
+    """Captures graphs that share one memory pool. Only one of them may run at a time."""
 
     def capture(self, run: Callable[[], None]) -> Graph:
-        """Return the launches of `run`, which is called twice: first to compile what it launches."""
+        """Return the launches of `run`, which is called twice: first to compile its kernels."""
 
     def used_bytes(self) -> int:
         """Return the memory in use on the device, without what its allocator could return."""
@@ -77,8 +77,8 @@ class CUDAGraphCapture:
 def token_counts(config: EngineConfig) -> tuple[int, ...]:
     """Return the token counts to capture, ascending; none if graphs are off or the device is a CPU.
 
-    `auto` leaves at most a quarter of a step as padding where the time of a step is that of reading the weights, and
-    less than a tile of a matrix product above.
+    With `auto`, padding is at most a quarter of a small step, whose time is that of reading the weights, and less than
+    a tile of a matrix product of a larger one.
     """
     if config.cuda_graphs == "off" or config.device != "cuda":
         return ()

@@ -1,4 +1,4 @@
-"""Load a model and its KV cache into a `ModelRunner`.
+"""Load a model and its KV cache into a runner.
 
 torch is imported only when a model is loaded, because OpenMP and numba read their environment once, on import.
 """
@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,10 +49,7 @@ AnyRunner = TypeVar("AnyRunner", bound="ModelRunner | GPURunner")
 def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner | GPURunner:
     """Load the model and allocate its KV cache.
 
-    Args:
-        source: model to load.
-        config: engine configuration.
-        progress: called with the stage and the fraction of it that is done, 0 to 1.
+    `progress` is called with a stage and its completed fraction, 0 to 1.
 
     Raises:
         ModelError: if the weights cannot be used.
@@ -93,7 +91,7 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) 
             quantization=config.quantization,
             max_model_length=config.max_model_length,
             make_backend=make_backend,
-            progress=lambda fraction: progress("loading weights", fraction),
+            progress=partial(progress, "loading weights"),
         )
 
 
@@ -136,7 +134,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
         dtype,
         cache_dtype=choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device)),
         max_model_length=config.max_model_length,
-        progress=lambda fraction: progress("loading weights", fraction),
+        progress=partial(progress, "loading weights"),
     )
 
 
@@ -156,9 +154,7 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
     reason = choose_cpu_dtype(config) if config.device == "cpu" else f"dtype {dtype}"
     log.info("processor %s; products by torch; %s", this_processor(), reason)
 
-    def on_weights(fraction: float) -> None:
-        progress("loading weights", fraction)
-
+    on_weights = partial(progress, "loading weights")
     if source.native is not None:
         from fastgen.model.native import load_on_torch
 

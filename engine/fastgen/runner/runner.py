@@ -27,27 +27,23 @@ class Model(Protocol[Input]):
     """A loaded model on one device, whose forward pass takes its input on the host or on the device.
 
     Steps are flat arrays of token ids, positions, slots and block tables (`ForwardInput`): no padding and no phases.
+
+    Attributes:
+        architecture: dimensions of the model.
+        kv_shape: shape of one token's keys and values.
+        device: of weights and cache.
+        dtype: of activations.
+        cache_dtype: of keys and values in the cache.
     """
+
+    kv_shape: KVShape
+    device: torch.device
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
 
     @property
     def architecture(self) -> ModelShape:
         """Dimensions of the model."""
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """Shape of one token's keys and values."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of weights and cache."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of activations."""
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Dtype of keys and values in the cache."""
 
     def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
         """Compute a step and write its keys and values to the cache.

@@ -25,7 +25,7 @@ standins.install()
 
 from fastgen.config import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
 from fastgen.core.request import Request, SamplingParams  # noqa: E402
-from fastgen.core.sequence import Sequence  # noqa: E402
+from fastgen.core.sequence import RowParameters, Sequence  # noqa: E402
 from fastgen.core.step_output import TokenLogprobs  # noqa: E402
 from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
 from fastgen.engine.core import Engine  # noqa: E402
@@ -282,7 +282,7 @@ def test_the_sampler(device: torch.device, vocabulary: int, dtype: torch.dtype) 
     count = len(SAMPLING) + 1  # and a padded row
     rows = DeviceRows(vocabulary, count, CPU, {2})
     for slot, sampling in enumerate(SAMPLING.values()):
-        rows.admit(slot, sampling, sampling.seed or 0, [3, 5, 7, 9], [11, 5])
+        rows.admit(RowParameters(slot, sampling, sampling.seed or 0, num_prompt_tokens=4, tokens=[3, 5, 7, 9, 11, 5]))
     rows.flush()
     slots = torch.tensor([*range(len(SAMPLING)), -1], dtype=torch.int32)
     positions = torch.full((count,), 6, dtype=torch.int32)

@@ -78,8 +78,7 @@ class GPURunner(BaseRunner[DeviceInput]):
         """Enqueue the swaps, the state updates and the forward pass of a step."""
         self._swapper.enqueue(step.swap_out.tolist(), step.swap_in.tolist(), step.slot_mapping)
         for new in step.new_rows:
-            prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
-            self._sampler.admit(new.row, new.sampling, new.seed, prompt, generated)
+            self._sampler.admit(new)
             self._num_top[new.row] = -1 if new.sampling.logprobs is None else new.sampling.logprobs
         self._last_step = step
         if self.graphs is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.step_input import StepInput
-from fastgen.runner.graphs import StepGraphs
 from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.sampling.logprobs import token_logprobs
 from fastgen.sampling.rows import Mask, SamplingRows
 from fastgen.sampling.sampler import sample
+
+if TYPE_CHECKING:
+    from fastgen.runner.graphs import StepGraphs
 
 Input = TypeVar("Input", contravariant=True)
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fastgen.core.request import SamplingParams
+from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.logits import FLOAT_COLUMNS, Column
 from fastgen.kernels.gpu.transfers import upload
 from fastgen.sampling.logit_masks import banned_ends
@@ -79,21 +80,16 @@ class DeviceRows:
         self._of_slot: dict[int, tuple[range, int]] = {}  # its segment, and its row of `counts` or -1
         self._pending: dict[int, _Admission] = {}
 
-    def admit(
-        self,
-        slot: int,
-        sampling: SamplingParams,
-        seed: int,
-        prompt: abc.Sequence[int],
-        generated: abc.Sequence[int] = (),
-    ) -> None:
-        """Give `slot` to a sequence with these tokens so far. Call it again after a preemption, with all tokens.
+    def admit(self, new: RowParameters) -> None:
+        """Give slot `new.row` to a sequence. Call it again after a preemption, with all tokens.
 
         Raises:
             torch.OutOfMemoryError: if the device has no memory for more lists or counts. The slot is free then.
         """
-        assert 0 <= slot < self._max_rows
-        self.release(slot)
+        assert 0 <= new.row < self._max_rows
+        self.release(new.row)
+        sampling = new.sampling
+        prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
         columns, lists = _columns_and_lists(sampling, generated, self._end_tokens)
         count_row = self._take_count_row() if is_penalised(sampling) else -1
         try:
@@ -102,14 +98,14 @@ class DeviceRows:
             self._give_back(range(0), count_row)
             raise
         columns[[Column.BIASES, Column.BANS, Column.RING]] += segment.start
-        columns[Column.SEED] = seed
+        columns[Column.SEED] = new.seed
         columns[Column.TOP_K] = min(sampling.top_k, self._vocab_size)
-        columns[Column.NUM_PROMPT_TOKENS] = len(prompt)
+        columns[Column.NUM_PROMPT_TOKENS] = new.num_prompt_tokens
         columns[Column.MIN_TOKENS] = sampling.min_tokens
         columns[Column.COUNT_ROW] = count_row
         tokens, counts = _token_counts(prompt, generated) if count_row >= 0 else (_NONE, _NONE)
-        self._of_slot[slot] = (segment, count_row)
-        self._pending[slot] = _Admission(columns, segment, lists, count_row, tokens, counts)
+        self._of_slot[new.row] = (segment, count_row)
+        self._pending[new.row] = _Admission(columns, segment, lists, count_row, tokens, counts)
 
     def release(self, slot: int) -> None:
         """Free the memory of `slot`, if it has any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
+from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs as on_device
 from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
@@ -77,7 +78,7 @@ class Batch:
 
     def admit(self, sampler: DeviceSampler | DeviceRows) -> None:
         for index, row in self.used():
-            sampler.admit(int(self.slots[index]), row.sampling, row.seed, row.prompt, row.generated)
+            sampler.admit(admission(int(self.slots[index]), row.sampling, row.seed, row.prompt, row.generated))
 
     def masks(self) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Return the grammar masks and the mask of each row."""
@@ -105,6 +106,12 @@ class Batch:
         self.admit(sampler)
         tokens: list[int] = sampler.sample(self.logits, self.slots, self.positions, *self.masks()).tolist()
         return tokens
+
+
+def admission(
+    slot: int, sampling: SamplingParams, seed: int, prompt: Sequence[int], generated: Sequence[int] = ()
+) -> RowParameters:
+    return RowParameters(slot, sampling, seed, len(prompt), [*prompt, *generated])
 
 
 def random_sampling(source: random.Random, vocabulary: int) -> SamplingParams:
@@ -184,7 +191,7 @@ def test_a_generation_equals_that_of_the_cpu_sampler_across_preemptions() -> Non
         prompt = source.choices(range(vocabulary), k=source.randint(1, 9))
         sampling = random_sampling(source, vocabulary)
         rows.append(Row(sampling, index, prompt, len(prompt)))
-        sampler.admit(slots[index], sampling, index, prompt)
+        sampler.admit(admission(slots[index], sampling, index, prompt))
     assert sum(is_penalised(row.sampling) for row in rows) > 8, "counts grow"
     for step in range(40):
         running = sorted(source.sample(range(size), source.randint(1, size)))
@@ -204,7 +211,7 @@ def test_a_generation_equals_that_of_the_cpu_sampler_across_preemptions() -> Non
         sampler.release(slots[index])
         slots[index] = source.choice(free)
         row = rows[index]
-        sampler.admit(slots[index], row.sampling, row.seed, row.prompt, row.generated)
+        sampler.admit(admission(slots[index], row.sampling, row.seed, row.prompt, row.generated))
 
 
 def test_the_grammar_wins_over_min_tokens_and_bad_words_if_no_token_is_left() -> None:
@@ -244,7 +251,7 @@ def test_admitted_rows_are_uploaded_together() -> None:
         rows = DeviceRows(100, 40, CPU, ENDS)
         for slot in range(count):
             sampling = SamplingParams(presence_penalty=1.0, logit_bias=((source.randrange(100), 1.0),))
-            rows.admit(slot, sampling, slot, [1, 2])
+            rows.admit(admission(slot, sampling, slot, [1, 2]))
         with Operations() as seen:
             rows.flush()
         return seen.names
@@ -258,7 +265,7 @@ def test_lists_and_counts_of_released_slots_are_reused() -> None:
     biases = tuple((token, 1.0) for token in range(50))
     sampling = SamplingParams(logit_bias=biases, presence_penalty=1.0, min_tokens=3, bad_words=((1, 2, 3),) * 100)
     for step in range(40):
-        rows.admit(step % 4, sampling, 0, [1, 2, 3], [4])
+        rows.admit(admission(step % 4, sampling, 0, [1, 2, 3], [4]))
         rows.flush()
     assert len(rows.counts) == 4
     assert rows.counts.sum(-1).tolist() == [5] * 4  # 3 prompt tokens, one generated
@@ -275,9 +282,9 @@ def test_running_out_of_memory_leaves_the_slot_free(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patched:
         patched.setattr(torch, "cat", fail)
         with pytest.raises(torch.OutOfMemoryError):
-            rows.admit(0, sampling, 0, [1])
+            rows.admit(admission(0, sampling, 0, [1]))
     rows.flush()
-    rows.admit(0, sampling, 0, [1])
+    rows.admit(admission(0, sampling, 0, [1]))
     rows.flush()
     assert len(rows.counts) == 1
 

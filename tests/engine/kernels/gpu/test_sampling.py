@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampling.test_device_sampler import CPU, ENDS, Batch, Row, random_batch
+from engine.sampling.test_device_sampler import CPU, ENDS, Batch, Row, admission, random_batch
 from fastgen.core.request import SamplingParams
 from fastgen.kernels.gpu.sampling import logits
 from fastgen.kernels.gpu.sampling import tokens as sampling
@@ -186,7 +186,7 @@ def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
 def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interpreted) -> None:
     """The bans of a slot are made at its admission; each step decides which of them hold."""
     rows = DeviceRows(40, 1, CPU, ENDS)
-    rows.admit(0, SamplingParams(temperature=0, max_tokens=9, min_tokens=2), 0, [1])
+    rows.admit(admission(0, SamplingParams(temperature=0, max_tokens=9, min_tokens=2), 0, [1]))
     rows.flush()
     slots = torch.zeros(1, dtype=torch.int32)
     for process in (logits.process_logits, interpreted("sampling.logits").process_logits):

@@ -10,7 +10,7 @@ from fastgen.core.blocks.prefix_cache import Key
 from fastgen.core.sequence import UNKNOWN, Sequence
 
 
-@dataclass(slots=True, init=False, eq=False)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
 
@@ -24,16 +24,13 @@ class Chunk:
     sequence: Sequence
     start: int
     num_tokens: int
-    samples: bool
+    samples: bool = field(init=False)
 
-    def __init__(self, sequence: Sequence, start: int, num_tokens: int) -> None:
-        pending = len(sequence.tokens) - start
-        assert start == sequence.num_computed_tokens
-        assert 1 <= num_tokens <= pending
-        self.sequence = sequence
-        self.start = start
-        self.num_tokens = num_tokens
-        self.samples = num_tokens == pending and sequence.pooling is None
+    def __post_init__(self) -> None:
+        pending = len(self.sequence.tokens) - self.start
+        assert self.start == self.sequence.num_computed_tokens
+        assert 1 <= self.num_tokens <= pending
+        self.samples = self.num_tokens == pending and self.sequence.pooling is None
 
 
 class StepPlan:

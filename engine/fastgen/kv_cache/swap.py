@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import abc
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +12,8 @@ import torch
 from fastgen.kv_cache.tensors import BlockPair, KVCache
 
 
-class Streams(Protocol):
-    """Two streams of a device: forward passes run on one, copies to and from the host on the other."""
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Return a context in which work is enqueued on the stream of copies."""
-
-    def copies_wait(self) -> None:
-        """Make later copies wait for the forward passes enqueued so far."""
-
-    def forward_waits(self) -> None:
-        """Make later forward passes wait for the copies enqueued so far."""
-
-
 class CUDAStreams:
-    """The current stream of a GPU, and one for copies."""
+    """The current stream of a GPU, for forward passes, and one for copies. The host waits for neither."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,11 +24,11 @@ class CUDAStreams:
         return torch.cuda.stream(self._copies)
 
     def copies_wait(self) -> None:
-        """Make the stream of copies wait for the current stream. The host does not wait."""
+        """Make later copies wait for the forward passes enqueued so far."""
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
 
     def forward_waits(self) -> None:
-        """Make the current stream wait for the stream of copies. The host does not wait."""
+        """Make later forward passes wait for the copies enqueued so far."""
         torch.cuda.current_stream(self._device).wait_stream(self._copies)
 
 
@@ -59,7 +45,7 @@ class Swapper:
         streams: the device's streams; None to copy at once.
     """
 
-    def __init__(self, cache: KVCache, streams: Streams | None) -> None:
+    def __init__(self, cache: KVCache, streams: CUDAStreams | None) -> None:
         self._cache = cache
         self._streams = streams
         # Blocks that copies may still read, although they are free.

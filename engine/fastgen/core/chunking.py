@@ -31,7 +31,7 @@ STEPS_PER_GROWTH = 32
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step could compute.
+    """The work available for a step.
 
     Attributes:
         decodes: sequences that decode in it.
@@ -123,7 +123,7 @@ class Chunker:
         return share
 
     def observe(self, decodes: int, prompt_tokens: int) -> None:
-        """Record what the step was filled with."""
+        """Record the contents of a step."""
         if decodes:
             self.target.observe(prompt_tokens)
 

@@ -1,4 +1,4 @@
-"""Shares what decodes leave of a step among prompts, and admits waiting ones. See docs/decisions/022."""
+"""Shares the token budget that decodes leave among prompts, and admits waiting ones. See docs/decisions/022."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LOOKAHEAD_STEPS = 64
 class PromptSharing:
     """The scheduler's rules for prompts.
 
-    The prompts of a priority share what decodes and higher priorities leave of a step. The first of them, by rank, gets
-    half. The rest goes to the shortest prompts, mid-prefill or waiting. If the first prompt waits and does not fit yet,
-    no other is admitted. Another prompt that overtakes waiting ones must fit whole.
+    Decodes come first, then prompts by priority. Of the tokens left for a priority, its first prompt, by rank, gets
+    half, and the shortest ones, mid-prefill or waiting, get the rest. If the first prompt waits and does not fit yet, no
+    other is admitted. Another prompt that overtakes waiting ones must fit whole.
 
     Attributes:
         running, waiting, in_flight, kv_cache, chunker: of the scheduler, which changes them too.

@@ -172,7 +172,7 @@ class Request:
 
     Attributes:
         id: unique among unfinished requests.
-        pooling: what to return instead of generated tokens; None to generate. `sampling` has no effect then.
+        pooling: how to pool the prompt instead of generating; None to generate. With it, `sampling` has no effect.
         priority: lower is served first; equal priorities are served by arrival.
         deadline_seconds: seconds after arrival at which the request ends, finished or not; None for no deadline.
         cache_salt: requests share cached prefixes only if their salts are equal, so that a tenant cannot probe the

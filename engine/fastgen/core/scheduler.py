@@ -29,7 +29,7 @@ class Scheduler:
     Running sequences hold cache blocks; waiting ones hold none. Sequences are ranked by priority, then by arrival:
     - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
       admitted in that step.
-    - Prompts share what the decodes leave of a step, see `PromptSharing`.
+    - Prompts share the token budget that the decodes leave, see `PromptSharing`.
 
     So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
     prompt is admitted at the latest when running sequences end, and then takes at most twice as many steps as it would

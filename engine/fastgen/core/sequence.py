@@ -38,7 +38,7 @@ class Sequence:
     seed: int  # of its sampling
     id: str = field(init=False)
     sampling: SamplingParams = field(init=False)
-    pooling: Pooling | None = field(init=False)  # what to return instead of generated tokens; None to generate
+    pooling: Pooling | None = field(init=False)  # how to pool the prompt; None to generate
     num_prompt_tokens: int = field(init=False)
     # Prompt tokens plus the most tokens that may be generated; the result of pooling counts as one.
     max_length: int = field(init=False)

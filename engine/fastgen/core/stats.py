@@ -67,7 +67,7 @@ class StepStats:
 
     @classmethod
     def of(cls, plan: StepPlan, now: float) -> StepStats:
-        """Count what `plan` contains. Call it before `first_scheduled` is set; `now` is when the step starts."""
+        """Return the counts of `plan`. Call it before `first_scheduled` is set; `now` is when the step starts."""
         stats = cls(
             preemptions=len(plan.preempted),
             swapped_out=sum(bool(sequence.host_blocks) for sequence in plan.preempted),

@@ -30,7 +30,7 @@ class StepTimes(Protocol):
 _SCALES: Vector = (1.0, 1 / 256, 1 / 65536)
 # Steps over which a bucket averages.
 _MEMORY = 64
-# Keeps the equations solvable if all steps are alike; far below what any difference between steps adds.
+# Keeps the equations solvable if all steps are alike; too small to matter otherwise.
 _RIDGE = 1e-7
 # Outliers are clipped to this multiple of the expected time.
 _OUTLIER = 4.0

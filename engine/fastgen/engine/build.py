@@ -28,7 +28,7 @@ class LoadedEngine:
 
     Attributes:
         config: the settings, with `auto` replaced by the token budget that calibration found.
-        info: what the engine serves and within which limits.
+        info: the served model and its limits.
     """
 
     engine: Engine
@@ -48,8 +48,8 @@ def build_engine(
     Args:
         source: the model to load.
         config: the settings to serve it with.
-        load_tokenizer: called at the first request with a grammar. It must not refer to the engine: a reference cycle
-            would keep weights and KV cache alive after the engine is dropped.
+        load_tokenizer: called for the first grammar. It must not refer to the engine: a reference cycle would keep
+            weights and KV cache alive after the engine is dropped.
         on_progress: called with a stage and its completed fraction, 0 to 1.
 
     Raises:

@@ -61,7 +61,7 @@ class EngineStartError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine process has exited or hangs; the message tells how."""
+    """The engine process has exited or hangs; the message says how."""
 
 
 class EngineClient:
@@ -151,7 +151,7 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine process is running, as far as known."""
+        """Whether the engine process runs; its exit may not be noticed yet."""
         return not self._dead.is_set()
 
     @property

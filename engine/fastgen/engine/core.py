@@ -31,7 +31,7 @@ from fastgen.runner.interface import Mask, Runner, Ticket
 
 log = logging.getLogger("fastgen.engine.core")
 
-# While nothing runs and grammars are being compiled, new requests are looked for this often.
+# Seconds between two looks for new requests while nothing runs and grammars are being compiled.
 _COMPILING_SECONDS = 0.005
 
 
@@ -135,7 +135,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any request is unfinished or any step in flight."""
+        """Whether any request is unfinished or any step in flight."""
         return bool(self._in_flight) or self._scheduler.has_work or bool(self._compiling)
 
     def add(self, request: Request) -> None:

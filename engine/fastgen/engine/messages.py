@@ -36,7 +36,7 @@ class Watch(msgspec.Struct, tag="watch", frozen=True):
 class Gone(msgspec.Struct, tag="gone", frozen=True):
     """The API process with this client number has exited.
 
-    The engine cancels its requests and sends it nothing more.
+    The engine cancels its requests and sends it no more messages.
     """
 
     client: int

@@ -30,7 +30,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _LEAST_CAPABILITY = (8, 0)
 # Conversion to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
-# Bytes for cuBLAS workspaces and the allocator's rounding, on top of what a step allocates.
+# Bytes for cuBLAS workspaces and the allocator's rounding, besides a step's own memory.
 _SLACK = 256 << 20
 
 
@@ -52,7 +52,7 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def _why_no_gpu() -> str:
-    """Return why torch finds no GPU, and what to do."""
+    """Return the reason why torch finds no GPU, and the remedy."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA: install a CUDA build of torch"
     try:

@@ -43,7 +43,7 @@ class GraphCapture(Protocol):
         """Return the launches of `run`, which is called twice: first to compile its kernels."""
 
     def used_bytes(self) -> int:
-        """Return the memory in use on the device, without what its allocator could return."""
+        """Return the memory in use on the device, without its allocator's unused memory."""
 
 
 class CUDAGraphCapture:

@@ -29,11 +29,11 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """What the next flush writes for one slot.
+    """The writes of the next flush for one slot.
 
     Attributes:
         columns: [len(Column)].
-        segment, lists: where in `DeviceRows.lists` to write what.
+        segment, lists: the places in `DeviceRows.lists`, and the values to write there.
         count_row, tokens, counts: row of `DeviceRows.counts` or -1, and its elements that are not 0.
     """
 

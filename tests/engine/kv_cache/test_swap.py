@@ -35,8 +35,8 @@ class Device:
     """Two streams that record what their work reads and writes, instead of doing it.
 
     Work may run as soon as what it waits for is done. Two works of different streams that use a block, one of them
-    writing it, must therefore not both be free to run: one has to wait for the other. Stands in for `swap.CUDAStreams`, and
-    stands in for the cache.
+    writing it, must therefore not both be free to run: one has to wait for the other. Stands in for both
+    `swap.CUDAStreams` and the cache.
     """
 
     def __init__(self, num_blocks: int = 8) -> None:

@@ -22,8 +22,8 @@ class PromptSharing:
     """The scheduler's rules for prompts.
 
     Decodes come first, then prompts by priority. Of the tokens left for a priority, its first prompt, by rank, gets
-    half, and the shortest ones, mid-prefill or waiting, get the rest. If the first prompt waits and does not fit yet, no
-    other is admitted. Another prompt that overtakes waiting ones must fit whole.
+    half, and the shortest ones, mid-prefill or waiting, get the rest. If the first prompt waits and does not fit yet,
+    no other is admitted. Another prompt that overtakes waiting ones must fit whole.
 
     Attributes:
         running, waiting, in_flight, kv_cache, chunker: of the scheduler, which changes them too.

@@ -25,42 +25,34 @@ class TokenHistory:
     An update costs the new tokens; recounting in each step would cost the length of the sequence.
     """
 
-    __slots__ = ("_counts", "_ids", "_index", "_num_prompt_tokens", "_seen")
+    __slots__ = ("_ids_and_counts", "_index", "_num_prompt_tokens", "_seen")
 
     def __init__(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         # Only the repetition penalty includes the prompt.
         self._seen = 0 if sampling.repetition_penalty != 1 else num_prompt_tokens
         self._index: dict[int, int] = {}  # of a token in `ids`
-        self._ids = np.empty(_FIRST_CAPACITY, np.int64)
-        self._counts = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._ids_and_counts = np.zeros((2, _FIRST_CAPACITY), np.int64)
 
     @property
     def ids(self) -> IntArray:
         """Distinct tokens [n] in order of first occurrence."""
-        return self._ids[: len(self._index)]
+        return self._ids_and_counts[0, : len(self._index)]
 
     @property
     def counts(self) -> IntArray:
         """How often each of `ids` was generated [n]; 0 for tokens that only the prompt contains."""
-        return self._counts[: len(self._index)]
+        return self._ids_and_counts[1, : len(self._index)]
 
     def update(self, tokens: abc.Sequence[int]) -> None:
         """Count the tokens added to `tokens`, prompt first, since the last update."""
         for position in range(self._seen, len(tokens)):
-            index = self._index_of(tokens[position])
-            self._counts[index] += position >= self._num_prompt_tokens
+            index = self._index.setdefault(tokens[position], len(self._index))
+            if index == self._ids_and_counts.shape[1]:
+                self._ids_and_counts = np.pad(self._ids_and_counts, ((0, 0), (0, index)))
+            self._ids_and_counts[0, index] = tokens[position]
+            self._ids_and_counts[1, index] += position >= self._num_prompt_tokens
         self._seen = max(self._seen, len(tokens))
-
-    def _index_of(self, token: int) -> int:
-        index = self._index.get(token)
-        if index is None:
-            index = self._index[token] = len(self._index)
-            if index == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[index] = token
-        return index
 
 
 def is_penalised(sampling: SamplingParams) -> bool:

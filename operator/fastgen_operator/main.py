@@ -22,7 +22,7 @@ from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
 
 from fastgen_operator.autoscale.loop import Autoscaler
-from fastgen_operator.autoscale.scrape import Scraper
+from fastgen_operator.autoscale.scrape.scraper import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.kinds import FASTGEN
 from fastgen_operator.kube.cache import InformerCache

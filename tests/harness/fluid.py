@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fastgen_operator.autoscale.decision import Change, Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.recommend import State, recommend
+from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.supply import PodView, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
 

@@ -1,4 +1,5 @@
-"""Autoscaling on tokens: engine metrics, demand, capacity, needs, decision.
+"""Autoscale on tokens: scrape engines, measure demand and capacity, decide on replicas.
 
-Pure, except `scrape` and `loop`.
+`loop` runs it: `scrape` → `observation` → `measure` → `rules`, which `decide` applies → `decision`. Everything except
+`scrape` and `loop` is pure.
 """

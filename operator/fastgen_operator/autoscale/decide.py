@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.dry_run import DryRun, rebased
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
-from fastgen_operator.autoscale.recommend import State, recommend
-from fastgen_operator.autoscale.schedules import Floor, explained, with_floor
+from fastgen_operator.autoscale.rules.dry_run import DryRun, rebased
+from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
+from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.rules.schedules import Floor, explained, with_floor
 
 _Value = TypeVar("_Value", State, Decision)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.exposition import UnusableError
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Answer, Scraper, Target
+from fastgen_operator.autoscale.scrape.exposition import UnusableError
+from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decide import Case, decide
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.dry_run import DryRun
 from fastgen_operator.autoscale.journal import Entry, Journal
+from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rate_limits import NO_LIMITS, RateLimits, Scaling
-from fastgen_operator.autoscale.recommend import State, measure
-from fastgen_operator.autoscale.schedules import Floor
+from fastgen_operator.autoscale.rules.dry_run import DryRun
+from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits, Scaling
+from fastgen_operator.autoscale.rules.recommend import State, measure
+from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.supply import PodState, PodSupply, PodView, StartTimes, supply_of
 from fastgen_operator.kinds import Key
 

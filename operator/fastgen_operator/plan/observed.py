@@ -8,9 +8,9 @@ from datetime import datetime
 
 from fastgen_operator.api import Spec
 from fastgen_operator.api.autoscaling import Autoscaling
-from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.schedules import Timetable
+from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.rules.schedules import Timetable
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, template_digest

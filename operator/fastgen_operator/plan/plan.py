@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import counted
-from fastgen_operator.autoscale.schedules import faults
+from fastgen_operator.autoscale.rules.schedules import faults
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object

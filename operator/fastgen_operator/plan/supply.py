@@ -9,7 +9,7 @@ from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.policy import policy_of
-from fastgen_operator.autoscale.rate_limits import rate_limits_of
+from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
 from fastgen_operator.autoscale.supply import PodView, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
 from fastgen_operator.children.colocation import pods_without_room

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fastgen_operator.autoscale.capacity import Straggler
 from fastgen_operator.autoscale.decide import Outcome, decide
 from fastgen_operator.autoscale.decision import counted
-from fastgen_operator.autoscale.demand import FAST_SECONDS, SLOW_SECONDS
-from fastgen_operator.autoscale.headroom import DEVIATIONS, LEAST, MOST
 from fastgen_operator.autoscale.journal import Entry, to_json
-from fastgen_operator.autoscale.needs import Need, required_replicas, start_seconds
-from fastgen_operator.autoscale.schedules import with_floor
+from fastgen_operator.autoscale.measure.capacity import Straggler
+from fastgen_operator.autoscale.measure.demand import FAST_SECONDS, SLOW_SECONDS
+from fastgen_operator.autoscale.rules.headroom import DEVIATIONS, LEAST, MOST
+from fastgen_operator.autoscale.rules.needs import Need, required_replicas, start_seconds
+from fastgen_operator.autoscale.rules.schedules import with_floor
 
 # Pods whose speeds are listed.
 _LISTED: Final = 8

@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    from fastgen_operator.plugin import dashboard, drain_test, explain, logs, status, top
+    from fastgen_operator.plugin.commands import dashboard, drain_test, explain_scaling, logs, status, top
 
     commands: tuple[tuple[str, str, ModuleType], ...] = (
         ("status", "show a FastGenDeployment on one screen, or a table of all", status),
-        ("explain-scaling", "repeat the last decisions of the autoscaler and show their arithmetic", explain),
+        ("explain-scaling", "repeat the last decisions of the autoscaler and show their arithmetic", explain_scaling),
         ("logs", "print the logs of all pods", logs),
         ("top", "show load and latency of all pods, live", top),
         ("drain-test", "restart a pod under load and report whether a request was lost", drain_test),

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastgen_operator.plugin.figures import Figures, milliseconds
+from fastgen_operator.plugin.engines import Figures, milliseconds
 from fastgen_operator.plugin.overview import Overview
 from fastgen_operator.plugin.screen import age_of
 

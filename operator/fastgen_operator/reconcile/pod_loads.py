@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
 from fastgen_operator.kinds import Object
 from fastgen_operator.pods import name_of
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
-from fastgen_operator.autoscale.schedules import timetable
+from fastgen_operator.autoscale.rules.schedules import timetable
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Object

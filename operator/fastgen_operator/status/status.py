@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import counted
-from fastgen_operator.autoscale.schedules import Floor
+from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.broken_gpus import last_replacement

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from cluster.commands import CommandError
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.policy import policy_of
-from fastgen_operator.autoscale.rate_limits import rate_limits_of
-from fastgen_operator.autoscale.schedules import faults, timetable
+from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
+from fastgen_operator.autoscale.rules.schedules import faults, timetable
 from fastgen_operator.children import Platform, build_children
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.template import TemplateRefused

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing
+from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.policy import policy_of
-from fastgen_operator.autoscale.schedules import Floor, Timetable
+from fastgen_operator.autoscale.rules.schedules import Floor, Timetable
 from fastgen_operator.autoscale.supply import PodSupply, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.children.pod import engine_arguments

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from fastgen_operator.api.autoscaling import ScaleDown, ScaleUp, ScalingPolicy
-from fastgen_operator.autoscale import headroom, needs
 from fastgen_operator.autoscale.decide import Case, decide
 from fastgen_operator.autoscale.journal import Entry, Journal, journal_from_json, to_json
-from fastgen_operator.autoscale.rate_limits import RateLimits, Scaling
-from fastgen_operator.autoscale.recommend import State
-from fastgen_operator.autoscale.schedules import Floor
+from fastgen_operator.autoscale.rules import headroom, needs
+from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling
+from fastgen_operator.autoscale.rules.recommend import State
+from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.plugin.arithmetic import Replay, steps_of
 from fastgen_operator.runtime.decision_server import DecisionServer
 from harness.fluid import FluidFleet, policy

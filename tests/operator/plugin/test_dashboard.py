@@ -11,7 +11,7 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.plugin.cluster import connect
-from fastgen_operator.plugin.dashboard import serve
+from fastgen_operator.plugin.commands.dashboard import serve
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.kubelet import Kubelet

@@ -14,7 +14,7 @@ import pytest
 
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.plugin.drain_test import add_arguments, run
+from fastgen_operator.plugin.commands.drain_test import add_arguments, run
 from fastgen_operator.plugin.main import _Parser
 from fastgen_operator.plugin.screen import Screen
 from support.namespace import Object

@@ -19,15 +19,15 @@ from cluster.controlplane import free_ports
 from fastgen.api_client.metrics import Scrape
 from fastgen.commands import main as fastgen
 from fastgen_operator.plugin.cluster import PluginError, connect
-from fastgen_operator.plugin.dashboard import serve
-from fastgen_operator.plugin.figures import load_between
+from fastgen_operator.plugin.commands.dashboard import serve
+from fastgen_operator.plugin.commands.status import fleet_table, one_screen
+from fastgen_operator.plugin.engines import load_between
 from fastgen_operator.plugin.main import main
 from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.pages import resource_page
 from fastgen_operator.plugin.reference import PAGE_PATH, commands_page
 from fastgen_operator.plugin.remedies import DATA, PAGE, remedies_of, remedy
 from fastgen_operator.plugin.screen import Screen, age
-from fastgen_operator.plugin.status import fleet_table, one_screen
 from fastgen_operator.runtime.json_server import JsonServer
 from harness.objects import stored
 from harness.process import client

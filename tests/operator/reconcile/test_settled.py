@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.decision import Decision, Sizing
+from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children import Platform
 from fastgen_operator.kinds import (

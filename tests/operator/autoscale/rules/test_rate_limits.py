@@ -9,7 +9,7 @@ import pytest
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.rate_limits import RateLimits, Scaling, rate_limits_of
+from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling, rate_limits_of
 from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy

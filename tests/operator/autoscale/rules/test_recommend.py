@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastgen_operator.autoscale.averages import WindowMaximum
-from fastgen_operator.autoscale.capacity import ReplicaSpeeds, modelled
+from fastgen_operator.autoscale.measure.averages import WindowMaximum
+from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds, modelled
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape, RequestSums, load_after, rates_between
 from fastgen_operator.autoscale.observation import Fleet, Sample
-from fastgen_operator.autoscale.rates import ReplicaLoad, RequestShape, RequestSums, load_after, rates_between
-from fastgen_operator.autoscale.recommend import State, recommend
+from fastgen_operator.autoscale.rules.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
 
 SHAPE = RequestShape(PROMPT, PROMPT, GENERATED)

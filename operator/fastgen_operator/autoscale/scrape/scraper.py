@@ -16,9 +16,9 @@ from itertools import islice
 from threading import Lock
 from typing import Final, Self
 
-from fastgen_operator.autoscale.connection import Connection, StaleConnectionError, TooLargeError
-from fastgen_operator.autoscale.exposition import QUERY, UnusableError, parse_sample
 from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.scrape.connection import Connection, StaleConnectionError, TooLargeError
+from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
 from fastgen_operator.children.metadata import HTTP_PORT
 
 # A response has 3 KiB, or 30 KiB if the engine ignores which samples are asked for.

@@ -10,22 +10,22 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fastgen_operator.autoscale.averages import WindowMaximum
-from fastgen_operator.autoscale.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing, counted
-from fastgen_operator.autoscale.demand import Demand
-from fastgen_operator.autoscale.headroom import derived_utilization
-from fastgen_operator.autoscale.needs import (
+from fastgen_operator.autoscale.measure.averages import WindowMaximum
+from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.measure.demand import Demand
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad
+from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
+from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rules.headroom import derived_utilization
+from fastgen_operator.autoscale.rules.needs import (
     Need,
     explain_missing,
     failing_replicas,
     missing_replicas,
     required_replicas,
 )
-from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
-from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rates import ReplicaLoad
-from fastgen_operator.autoscale.release import Release
+from fastgen_operator.autoscale.rules.release import Release
 
 # Within this period, scale up to at most twice the size or by four, as the HorizontalPodAutoscaler does.
 UP_SECONDS: Final = 15.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.release import Release
-from fastgen_operator.autoscale.schedules import Floor
+from fastgen_operator.autoscale.rules.release import Release
+from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP, policy

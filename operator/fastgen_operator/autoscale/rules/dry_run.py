@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from fastgen_operator.autoscale.averages import WindowMaximum
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.recommend import State
+from fastgen_operator.autoscale.measure.averages import WindowMaximum
+from fastgen_operator.autoscale.rules.recommend import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgen_operator.autoscale.release import MOST_FACTOR, QUIET_WINDOWS, Release
+from fastgen_operator.autoscale.rules.release import MOST_FACTOR, QUIET_WINDOWS, Release
 
 WINDOW = 300.0
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fastgen_operator.autoscale.averages import Average
-from fastgen_operator.autoscale.capacity import Capacity, ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.demand import Demand
-from fastgen_operator.autoscale.needs import Need, required_replicas
+from fastgen_operator.autoscale.measure.averages import Average
+from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds
+from fastgen_operator.autoscale.measure.demand import Demand
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, rates_between
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rates import ReplicaLoad, RequestSums, rates_between
-from fastgen_operator.autoscale.recommend import State, recommend
+from fastgen_operator.autoscale.rules.needs import Need, required_replicas
+from fastgen_operator.autoscale.rules.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, STEP, policy
 
 SCRAPE = 5.0

@@ -15,10 +15,10 @@ from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.messages import EngineInfo, StepReport
 from fastgen.server.main import _KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
-from fastgen_operator.autoscale.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape import Scraper, Target
+from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
+from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
 from fastgen_operator.runtime.settings import Settings
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

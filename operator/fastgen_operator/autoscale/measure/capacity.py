@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median, median_high
 from typing import Final, Literal
 
-from fastgen_operator.autoscale.averages import Average
+from fastgen_operator.autoscale.measure.averages import Average
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rates import ReplicaLoad, RequestShape
 
 # Target utilization of the KV cache. Above it, preemptions become likely.
 KV_SHARE: Final = 0.80

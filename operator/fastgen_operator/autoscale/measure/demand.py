@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastgen_operator.autoscale.averages import Average
+from fastgen_operator.autoscale.measure.averages import Average
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, load_after
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
-from fastgen_operator.autoscale.rates import ReplicaLoad, RequestSums, load_after
 
 # Time constants of the averages: one for sizing the fleet, one for detecting a sudden jump.
 SLOW_SECONDS: Final = 30.0

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from fastgen_operator.kinds import Object
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
-from fastgen_operator.plugin.engines import MetricsReader, serving
-from fastgen_operator.plugin.figures import Figures, load_between, milliseconds
+from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, milliseconds, serving
 from fastgen_operator.plugin.screen import Cell, Row, Screen
 from fastgen_operator.pods import is_ready, is_terminating, name_of
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from fastgen_operator.autoscale.rates import RequestShape
+from fastgen_operator.autoscale.measure.rates import RequestShape
 
 # Margin in standard deviations. It gives 70 % for chat requests on an 8B model, of which then about 99 % are in time
 # under a constant rate, in the simulator.

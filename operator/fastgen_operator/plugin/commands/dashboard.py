@@ -21,8 +21,7 @@ from fastgen.api_client.metrics import Scrape
 from fastgen_operator.kinds import OWNER_LABEL, Key, Object
 from fastgen_operator.plugin import pages
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
-from fastgen_operator.plugin.engines import MetricsReader, serving
-from fastgen_operator.plugin.figures import Figures, load_between
+from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, serving
 from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.screen import Screen
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.headroom import DEVIATIONS, LEAST, MOST, derived_utilization
+from fastgen_operator.autoscale.measure.rates import RequestShape
 from fastgen_operator.autoscale.policy import policy_of
-from fastgen_operator.autoscale.rates import RequestShape
+from fastgen_operator.autoscale.rules.headroom import DEVIATIONS, LEAST, MOST, derived_utilization
 from harness.fluid import GENERATED, PROMPT, RATE, FluidFleet, policy
 
 

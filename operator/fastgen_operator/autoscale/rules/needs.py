@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen_operator.autoscale.capacity import KV_SHARE, ReplicaSpeeds
 from fastgen_operator.autoscale.decision import Change, counted
-from fastgen_operator.autoscale.demand import Demand
+from fastgen_operator.autoscale.measure.capacity import KV_SHARE, ReplicaSpeeds
+from fastgen_operator.autoscale.measure.demand import Demand
+from fastgen_operator.autoscale.measure.rates import ReplicaLoad
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rates import ReplicaLoad
 
 # If the fast average requires this many times the ready replicas, scale up without waiting for the slow average.
 JUMP_RATIO: Final = 2.0

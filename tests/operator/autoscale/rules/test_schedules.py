@@ -14,7 +14,7 @@ import pytest
 from fastgen_operator.api.autoscaling import CRON_PATTERN, Autoscaling
 from fastgen_operator.autoscale.decision import Change, Decision, Limit
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.schedules import Floor, explained, faults, timetable, with_floor
+from fastgen_operator.autoscale.rules.schedules import Floor, explained, faults, timetable, with_floor
 from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy

@@ -1,0 +1,1 @@
+"""Derive token rates, demand and capacity from scraped samples. Pure."""

@@ -1,0 +1,1 @@
+"""The rules of a decision, which `autoscale/decide.py` applies in order. Pure."""

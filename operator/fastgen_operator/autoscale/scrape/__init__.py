@@ -1,0 +1,1 @@
+"""Read the metrics of engine pods: connections, the Prometheus text format, and the scraper."""

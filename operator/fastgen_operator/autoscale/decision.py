@@ -1,4 +1,4 @@
-"""The autoscaler's decision and its reasons. Messages are stable while the decision is."""
+"""The autoscaler's decision and its reasons. A message does not change while the decision is the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Reason for the current number of replicas: the last change since the autoscaler started."""
+    """Why the current number of replicas was chosen: the last change since the operator started."""
 
     reason: Literal[
         "KVCacheFull",
@@ -26,7 +26,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Reason why the number of replicas is held regardless of the load."""
+    """Why the number of replicas is held, whatever the load is."""
 
     reason: Literal["NoReadyReplicas", "NoMetrics", "MetricsStale", "CapacityUnknown", "HoldAfterRestart"]
     message: str
@@ -34,13 +34,13 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Reason why the fleet is smaller or larger than the load requires."""
+    """Why the fleet is smaller or larger than the load requires."""
 
     reason: Literal["VolumeOnOneNode", "TooManyReplicas", "TooFewReplicas", "RateLimited"]
     message: str
 
 
-# Change of the demand from which the status tells it again: relative, and in replicas, for idle fleets.
+# Changes of the demand that the status shows: relative, and in replicas (for idle fleets). Both must be exceeded.
 _MOVED: Final = 0.3
 _MOVED_REPLICAS: Final = 0.25
 
@@ -53,8 +53,8 @@ class Sizing:
         demand: arriving forward tokens per second.
         capacity: forward tokens per second that a replica computes within the latency targets.
         utilization: target share of the capacity.
-        missing: replicas beyond the demand, for pods that do not serve.
-        is_warm: whether the demand was measured for long enough to correct one that was told before.
+        missing: additional replicas for pods that do not serve.
+        is_warm: whether the demand was measured for long enough to replace the one in the status.
     """
 
     demand: float
@@ -65,13 +65,13 @@ class Sizing:
 
     @property
     def required(self) -> float:
-        """Replicas that the demand requires, as a fraction, without the missing ones."""
+        """Replicas that the demand requires, not rounded, without `missing`."""
         return self.demand / (self.capacity * self.utilization)
 
     def differs(self, told: float | None) -> bool:
-        """Return whether the demand is notably different from the one told last, or none was told.
+        """Return whether the demand differs enough from `told`, the one in the status, to replace it.
 
-        The first intervals after a restart of the operator are noise: they correct nothing.
+        The first intervals after a restart of the operator are noise and replace nothing.
         """
         if told is None:
             return True
@@ -84,19 +84,22 @@ class Decision:
 
     Attributes:
         replicas: desired replicas.
-        change: reason for this number; None if the autoscaler has not changed it yet.
-        hold: set if the number is held regardless of the load.
+        change: why; None if the autoscaler has not changed the number yet.
+        hold: set if the number is held, whatever the load is.
         limit: set if a bound or rate limit overrides the load.
-        load: demand in fully utilized replicas, for the metrics. Fluctuates, so it is not compared.
-        sizing: the arithmetic; None if no demand or capacity is known. Not compared either.
+        sizing: the arithmetic; None while demand or capacity are unknown. It fluctuates, so it is not compared.
     """
 
     replicas: int
     change: Change | None = None
     hold: Hold | None = None
     limit: Limit | None = None
-    load: float = field(default=0.0, compare=False)
     sizing: Sizing | None = field(default=None, compare=False)
+
+    @property
+    def load(self) -> float:
+        """Demand in fully utilized replicas; 0 while it is unknown."""
+        return 0.0 if self.sizing is None else self.sizing.demand / self.sizing.capacity
 
 
 def counted(number: int, noun: str = "replica") -> str:

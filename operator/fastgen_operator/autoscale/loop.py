@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrape all fleets, decide, and queue the resources whose status changes."""
+"""The autoscaler's loop: scrape all fleets, decide, and queue resources whose status is outdated."""
 
 from __future__ import annotations
 
@@ -19,18 +19,14 @@ from fastgen_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Fleets of a fixed size are scraped once in so many intervals: nothing but their status depends on it. By default that
-# is a minute, below the 75 s after which an engine closes a connection.
+# Fleets without autoscaling are scraped once in this many intervals, because only their status depends on it. The
+# default is one minute, less than the 75 s after which an engine closes a connection.
 FIXED_PERIODS: Final = 12
 
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Measures all fleets of a watchlist, and sizes those with autoscaling.
-
-    Attributes:
-        wake: queues a resource for a reconcile.
-    """
+    """Measures all fleets of a watchlist, and sizes those with autoscaling. `wake` queues a reconcile."""
 
     watchlist: Watchlist
     scraper: Scraper
@@ -43,7 +39,7 @@ class Autoscaler:
         with self.scraper:
             await asyncio.gather(
                 self._repeat(period, lambda subject: subject.is_autoscaled),
-                # In a loop of its own: fleets that do not answer must not delay decisions.
+                # In a loop of its own, so that fleets that do not answer delay no decisions.
                 self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
             )
 
@@ -54,12 +50,12 @@ class Autoscaler:
             try:
                 await self.run_once(chosen)
             except Exception:
-                # A failure must not stop the autoscaling of all fleets.
+                # A failure must not stop autoscaling.
                 logger.exception("scraping and sizing the fleets")
             await asyncio.sleep(max(0.0, began + period - loop.time()))
 
     async def run_once(self, chosen: Callable[[Subject], bool] = lambda _: True) -> None:
-        """Scrape every chosen fleet once, and decide for each."""
+        """Scrape all chosen fleets once, and decide on each."""
         subjects = [(key, subject) for key, subject in self.watchlist.subjects() if chosen(subject)]
         targets = {key: _targets(subject) for key, subject in subjects}
         each = [target for of_one in targets.values() for target in of_one]
@@ -68,7 +64,7 @@ class Autoscaler:
             record = self.watchlist.open_record(key, subject)
             if record is not None:
                 self._update(key, subject, record, {target: answers[target] for target in targets[key]})
-            # Yield between fleets: thousands of decisions would block the probes and watches in this loop.
+            # Yield between fleets: thousands of decisions would block probes and watches in this event loop.
             await asyncio.sleep(0)
 
     def _update(self, key: Key, subject: Subject, record: Record, answers: dict[Target, Answer]) -> None:
@@ -84,18 +80,19 @@ class Autoscaler:
             self.metrics.clear_scrape(key)
         before = record.decision
         changed = record.update(subject, samples, asyncio.get_running_loop().time(), time.time())
-        stragglers = {straggler.pod: straggler.share for straggler in record.speeds.stragglers}
-        self.metrics.set_stragglers(key, stragglers)
-        self.metrics.set_load(key, None if record.decision is None else record.decision.load)
-        self.metrics.set_recommended(key, None if record.decision is None else record.decision.replicas)
-        if record.decision is not None:
-            self._count(key, record, before, record.decision, "recommended: " if subject.is_dry_run else "")
+        decision = record.decision
+        self.metrics.set_stragglers(key, {each.pod: each.share for each in record.speeds.stragglers})
+        self.metrics.set_load(key, None if decision is None else decision.load)
+        self.metrics.set_recommended(key, None if decision is None else decision.replicas)
+        if decision is not None:
+            self._count(key, record, before, decision, "recommended: " if subject.is_dry_run else "")
         if changed:
             self.wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision, prefix: str) -> None:
-        """Count and log a decision whose reason or replicas differ from those before."""
-        reason = _reason(decision)
+        """Count and log a decision if its reason or its replicas changed."""
+        last = decision.hold or decision.change
+        reason = "Steady" if last is None else last.reason
         changed = before is not None and before.replicas != decision.replicas
         if reason == record.shown and not changed:
             return
@@ -106,12 +103,6 @@ class Autoscaler:
             logger.info("%s/%s: %sfrom %d to %d replicas: %s", *key, *words)
         elif decision.hold is not None:
             logger.info("%s/%s: held at %d replicas: %s", *key, decision.replicas, decision.hold.message)
-
-
-def _reason(decision: Decision) -> str:
-    if decision.hold is not None:
-        return decision.hold.reason
-    return "Steady" if decision.change is None else decision.change.reason
 
 
 def _targets(subject: Subject) -> tuple[Target, ...]:

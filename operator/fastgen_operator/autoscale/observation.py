@@ -1,4 +1,4 @@
-"""Scraped metrics and the pods of a fleet at one moment."""
+"""What a decision is based on: the scraped metrics of each replica, and the pods of a fleet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-# A metric without the prefix fastgen_, and the value of its label.
+# The name of a metric without the prefix fastgen_, and the value of its label besides model_name.
 Metric = tuple[str, str]
 
-# A sample is stale after this many scrape intervals.
+# A sample is stale when it is older than this many scrape intervals.
 MISSED_SCRAPES = 3
 
 SAMPLE_METRICS: Final[Mapping[Metric, str]] = {
@@ -38,17 +38,17 @@ class Sample:
     """One valid scrape of one replica. All values are finite and not negative.
 
     Attributes:
-        time: scrape time in seconds on the caller's monotonic clock.
-        arrived_tokens: counter of the prompt tokens of valid requests, admitted or rejected.
-        rejected_tokens: counter of those that were rejected because the queue was full.
-        cancelled_tokens: counter of those whose request ended before its first token: the client left.
-        prefill_tokens, decode_tokens: counters of forward tokens (`scheduled_tokens_total`).
+        time: monotonic time of the scrape in seconds.
+        arrived_tokens: counter of prompt tokens of valid requests, admitted or rejected.
+        rejected_tokens: counter of prompt tokens of requests that the full queue rejected.
+        cancelled_tokens: counter of prompt tokens of requests that ended before their first token.
+        prefill_tokens, decode_tokens: counters of forward tokens.
         cached_tokens: counter of prompt tokens taken from the prefix cache.
         ended_requests, ended_prompt_tokens, ended_generated_tokens: counters of finished requests and their tokens,
-            cancelled ones included.
+            cancelled requests included.
         backlog_tokens: prompt tokens not yet computed.
         running, waiting: sequences with and without KV cache.
-        kv_used: utilization of the KV cache, 0 to 1.
+        kv_used: used share of the KV cache, 0 to 1.
         kv_capacity_tokens: capacity of the KV cache in tokens.
         kv_tokens: resident tokens of the running sequences.
         token_budget: maximum forward tokens per step.
@@ -76,7 +76,7 @@ class Sample:
 
     @property
     def in_flight_tokens(self) -> float:
-        """Tokens of running and waiting requests: in the KV cache, and prompt tokens still to compute."""
+        """Tokens in the KV cache, and prompt tokens not yet computed."""
         return self.kv_tokens + self.backlog_tokens
 
 
@@ -88,10 +88,10 @@ class Fleet:
         replicas: current `spec.replicas` of the Deployment.
         ready: names of the pods that are ready and not draining.
         samples: newest valid sample of each ready pod that has one.
-        revisions: hash of the pod template of each ready pod.
+        revisions: pod template hash of each ready pod.
         starting: for each starting pod, how many seconds of its start have passed.
-        failing: number of pods that fail or are lost: they take a replica's place and do not serve.
-        without_room: number of pods that do not fit on the only node that they may run on.
+        failing: number of failing or lost pods, which count as replicas and do not serve.
+        without_room: number of pods for which the only node that they may run on has no room.
         start_seconds: learned time from the assignment of a node to ready; None if unknown.
     """
 

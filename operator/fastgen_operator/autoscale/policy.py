@@ -1,4 +1,4 @@
-"""The autoscaling policy of a resource, in the units of the autoscaler."""
+"""The autoscaling policy of a resource, in the autoscaler's units."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.api.autoscaling import Autoscaling
 
-# Ratio of the scale-down to the scale-up utilization: 65 % at a target of 70 %. The window, of which the highest need
-# counts, prevents flapping; the difference only covers the noise of the demand's average.
+# Ratio of the scale-down to the scale-up utilization: 65 % at a target of 70 %. It only covers the noise of the average
+# demand; the scale-down window prevents flapping.
 HYSTERESIS: Final = 0.93
-# Target utilization until it can be derived.
+# Target utilization while it cannot be derived.
 DEFAULT_UTILIZATION: Final = 0.85
-# Inter-token target of engines that have none in milliseconds.
+# Inter-token target of engines whose own one is not a number of milliseconds.
 DEFAULT_INTER_TOKEN_SECONDS: Final = 0.05
 
 
@@ -25,10 +25,10 @@ class Policy:
         min_replicas, max_replicas: bounds.
         first_token_seconds, inter_token_seconds: latency targets.
         utilization: target utilization of a replica, 0 to 1; the fleet grows above it.
-        derives_utilization: `utilization` is only the value until the replicas and requests are known.
+        derives_utilization: whether `utilization` only applies until replicas and requests are known.
         up_window: stabilization window for scaling up.
         down_window: stabilization window for scaling down.
-        max_step: maximum share of the fleet to remove in one step, 0 to 1; at least one replica can be removed.
+        max_step: maximum share of the fleet to remove in one step, 0 to 1. One replica can always be removed.
         max_sequences: maximum number of sequences that one replica runs.
         scrape_seconds: scrape interval.
     """
@@ -60,10 +60,7 @@ class Policy:
 
 
 def policy_of(spec: Spec, replicas: int, scrape_seconds: float) -> Policy:
-    """Return the policy of a spec.
-
-    Without spec.autoscaling its bounds are the present number of `replicas`.
-    """
+    """Return the policy of a spec. Without spec.autoscaling, both bounds are the present number of `replicas`."""
     autoscaling = spec.autoscaling or Autoscaling(min_replicas=max(1, replicas), max_replicas=max(1, replicas))
     target = autoscaling.targets.inter_token_latency_milliseconds or spec.engine.inter_token_target
     percent = autoscaling.targets.utilization_percent

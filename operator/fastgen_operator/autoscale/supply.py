@@ -1,49 +1,49 @@
-"""Which pods of a fleet serve or soon will, and how long a start takes. Pure.
+"""Which pods of a fleet serve or soon will, and how long a pod takes to start. Pure.
 
-Only ready pods, and pods that start no longer than usual, are supply.
+Only ready pods, and pods whose start is not overdue, are supply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from statistics import median_low
 from typing import Final, Literal
 
 PodState = Literal["Ready", "Starting", "Unschedulable", "Failing", "Lost", "Draining"]
-"""Ready: serves. Starting: has a node, or waits for the scheduler, and does not take longer than usual. Unschedulable:
-no node fits. Failing: crashes, or takes too long to become ready. Lost: its node does not respond. Draining: is being
-deleted."""
+"""Ready: serves. Starting: waits for the scheduler, or has a node and is not overdue. Unschedulable: no node fits.
+Failing: crashes, or takes too long to become ready. Lost: its node does not respond. Draining: is being deleted."""
 
-# A start may take this many times the learned time. The two minimums, in seconds, are for the container, and for the
-# time before it runs: pulling an image takes minutes on a new node.
+# A start is overdue after this many times the learned time, but not before these minimums, in seconds: for a container
+# to become ready, and for the time before it runs. On a new node, pulling an image takes minutes.
 _PATIENCE: Final = 2.0
 _LEAST_LOAD_SECONDS: Final = 60.0
 _LEAST_SETUP_SECONDS: Final = 300.0
-# A pod that exists this long after its grace period has a node that does not respond.
+# If a pod still exists this long after its grace period, its node does not respond.
 _DELETION_SECONDS: Final = 60.0
-# Starts remembered of each revision, and revisions remembered; the newest ones.
+# The newest starts of each of the newest revisions are remembered, up to these numbers.
 _STARTS: Final = 32
 _REVISIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """What the supply model reads of one pod; times in seconds since 1970.
+    """A pod, reduced to what `supply_of` reads. Times in seconds since 1970.
 
     Attributes:
-        revision: the pod template's hash.
-        scheduled_at: when it got a node; None without one.
-        started_at: start of the engine's running container; None if it does not run.
-        ended_at: end of its last container; None if the engine runs, or never ran.
-        restarted: whether that container was started before.
-        ready_since: when it became ready; None if it is not.
-        unready_since: when it became not ready; None if it is ready or was never ready or unready.
-        unschedulable: why it gets no node, else empty.
-        has_room: whether the only node that it may run on has room for it; True if it may run on any.
-        failure: why it fails, else empty.
-        is_silent: whether its node does not respond.
-        gone_by: end of its grace period; None if it is not being deleted.
+        revision: hash of the pod template.
+        scheduled_at: when a node was assigned; None without one.
+        started_at: start of the engine container; None if it does not run.
+        ended_at: end of the last engine container; None if one runs, or none ever ran.
+        restarted: whether the engine container was started before.
+        ready_since: when the pod became ready; None if it is not.
+        unready_since: when the condition Ready became False; None if the pod is ready or has no such condition.
+        unschedulable: why the scheduler assigns no node, else empty.
+        has_room: False if the pod may run on only one node, which has no room for it.
+        failure: why the pod fails, else empty.
+        is_silent: whether the node does not respond.
+        gone_by: end of the grace period; None if the pod is not being deleted.
     """
 
     name: str
@@ -64,7 +64,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """Usual seconds of a start: until the container runs, and from then to ready."""
+    """Seconds that a start usually takes: until the container runs, and from then to ready."""
 
     setup: float
     load: float
@@ -77,7 +77,7 @@ class StartTime:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """One observed start; `setup` is None for a container that was restarted in place."""
+    """One observed start. `setup` is None for a container that was restarted in its pod."""
 
     pod: str
     revision: str
@@ -88,10 +88,9 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """Observed starts of pods.
+    """Observed starts of pods, the newest first.
 
-    Each is recorded once, when the pod first becomes ready after its container's start. A pod that restarts in place,
-    or becomes ready a second time, does not change what was learned of its first start.
+    Each start of a container is recorded once, when its pod first becomes ready after it.
     """
 
     starts: tuple[_Start, ...] = ()
@@ -100,25 +99,21 @@ class StartTimes:
         """Return the starts with those of ready pods.
 
         Args:
-            longest: seconds after which the kubelet stops a container that is not ready. A pod that is ready later
-                than that was ready before, so the time says nothing.
+            longest: seconds after which the kubelet restarts a container that is not ready. If a pod became ready
+                later than that, it was ready before, and the time is not that of a start.
         """
         known = {(start.pod, start.started_at) for start in self.starts}
         found = [start for pod in pods if (start := _start_of(pod, longest)) is not None]
         fresh = [start for start in found if (start.pod, start.started_at) not in known]
         if not fresh:
             return self
-        newest_first = sorted((*self.starts, *fresh), key=lambda start: start.started_at, reverse=True)
-        revisions = list(dict.fromkeys(start.revision for start in newest_first))[:_REVISIONS]
-        kept = [
-            start
-            for revision in revisions
-            for start in [each for each in newest_first if each.revision == revision][:_STARTS]
-        ]
-        return StartTimes(tuple(kept))
+        by_revision: dict[str, list[_Start]] = {}
+        for start in sorted((*self.starts, *fresh), key=lambda start: start.started_at, reverse=True):
+            by_revision.setdefault(start.revision, []).append(start)
+        return StartTimes(tuple(start for of in islice(by_revision.values(), _REVISIONS) for start in of[:_STARTS]))
 
     def expected(self, revision: str) -> StartTime | None:
-        """Return the usual start of a revision; None if none was observed."""
+        """Return the usual start time of a revision; None if no start was observed."""
         starts = [start for start in self.starts if start.revision == revision]
         if not starts:
             return None
@@ -126,10 +121,7 @@ class StartTimes:
         return StartTime(median_low(setups) if setups else 0.0, median_low(start.load for start in starts))
 
     def expected_of_next(self, revision: str) -> StartTime | None:
-        """Return the usual start time of a revision.
-
-        While none was observed, it is that of the latest revision that has one.
-        """
+        """Return the usual start time of a revision, or else of the latest revision with an observed start."""
         return self.expected(revision) or (self.expected(self.starts[0].revision) if self.starts else None)
 
 
@@ -139,17 +131,13 @@ def _start_of(pod: PodView, longest: float) -> _Start | None:
     load = pod.ready_since - pod.started_at
     if not 0 <= load <= longest:
         return None
-    first = pod.scheduled_at is not None and not pod.restarted
-    setup = max(0.0, pod.started_at - pod.scheduled_at) if first and pod.scheduled_at is not None else None
+    setup = None if pod.restarted or pod.scheduled_at is None else max(0.0, pod.started_at - pod.scheduled_at)
     return _Start(pod.name, pod.revision, pod.started_at, setup, load)
 
 
 @dataclass(frozen=True, slots=True)
 class PodSupply:
-    """The state of one pod, and why it is not ready.
-
-    `passed` is how many seconds of its start have passed.
-    """
+    """The state of one pod, why it is not ready, and how many seconds of its start have passed."""
 
     pod: str
     state: PodState
@@ -158,7 +146,7 @@ class PodSupply:
 
 
 def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> PodSupply:
-    """Return the state of a pod at a time. Messages do not change while the state is the same."""
+    """Return the state of a pod at a time. The message does not change while the state is the same."""
     if pod.gone_by is not None:
         if time > pod.gone_by + _DELETION_SECONDS:
             return PodSupply(pod.name, "Lost", "is being deleted, and its node does not confirm it")
@@ -179,7 +167,7 @@ def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> 
         allowed = longest if usual is None else max(_LEAST_SETUP_SECONDS, _PATIENCE * usual.seconds)
         doing = "its container has not started"
     else:
-        # The node's clock may be behind: no container starts before its pod has a node.
+        # The node's clock may be behind: no container starts before a node is assigned.
         began = max(pod.started_at, pod.scheduled_at)
         running = max(0.0, time - began)
         passed = running + (0.0 if usual is None else usual.setup)
@@ -189,8 +177,5 @@ def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> 
         doing = "its engine is not ready"
     if waited <= allowed:
         return PodSupply(pod.name, "Starting", doing, passed)
-    return PodSupply(pod.name, "Failing", f"{doing} after {allowed:.0f} s{_compared(usual)}")
-
-
-def _compared(usual: StartTime | None) -> str:
-    return "" if usual is None else f"; a start usually takes {usual.seconds:.0f} s"
+    compared = "" if usual is None else f"; a start usually takes {usual.seconds:.0f} s"
+    return PodSupply(pod.name, "Failing", f"{doing} after {allowed:.0f} s{compared}")

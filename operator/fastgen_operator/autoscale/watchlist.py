@@ -1,6 +1,6 @@
-"""The fleets that reconciles register with the autoscaler, and what it learned of them.
+"""The fleets that reconciles register with the autoscaler, and what the autoscaler knows about each.
 
-Reconciles run in other threads than the autoscaler's loop. Values are frozen and replaced as a whole.
+Reconciles run in other threads than the autoscaler's loop, so values are frozen and replaced as a whole.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from fastgen_operator.autoscale.journal import Entry, Journal
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
-from fastgen_operator.autoscale.rules.dry_run import DryRun
-from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits, Scaling
+from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.supply import PodState, PodSupply, PodView, StartTimes, supply_of
@@ -27,13 +26,13 @@ class Subject:
     """A fleet, as observed by the last reconcile.
 
     Attributes:
-        is_autoscaled: whether the autoscaler decides on its size. If not, it is only measured.
-        is_dry_run: whether the decisions are only shown.
+        replicas: current `spec.replicas` of the Deployment.
+        is_autoscaled: whether the autoscaler decides on the size. If not, the fleet is only measured.
+        is_dry_run: whether decisions are only shown.
         floor: lower bound that a schedule sets now; None if none does.
         rate_limits: how fast the load may change the size.
-        replicas: current ones of the Deployment.
         revision: hash of the newest pod template; empty while unknown.
-        starts: observed starts of its pods.
+        starts: observed starts of the pods.
         startup_deadline: seconds in which a container must become ready.
     """
 
@@ -52,7 +51,7 @@ class Subject:
 
     @property
     def mode(self) -> tuple[bool, bool]:
-        """Whether decisions are made, and whether they are only shown."""
+        """The pair of `is_autoscaled` and `is_dry_run`."""
         return self.is_autoscaled, self.is_dry_run
 
     def supply(self, time: float) -> tuple[PodSupply, ...]:
@@ -60,7 +59,7 @@ class Subject:
         return tuple(supply_of(pod, self.starts, self.startup_deadline, time) for pod in self.pods)
 
     def fleet(self, samples: Mapping[str, Sample], supply: Sequence[PodSupply]) -> Fleet:
-        """Return the fleet with the state of each pod, and the newest usable sample of each."""
+        """Return the fleet with the newest usable samples, and the state of each pod as `supply` returns it."""
         usual = self.starts.expected_of_next(self.revision)
         return Fleet(
             replicas=self.replicas,
@@ -68,7 +67,7 @@ class Subject:
             samples=samples,
             revisions={pod.name: pod.revision for pod in self.pods if pod.ready_since is not None},
             starting=tuple(pod.passed for pod in supply if pod.state == "Starting"),
-            # Pods that are being deleted are replaced by the ReplicaSet controller.
+            # The ReplicaSet controller replaces pods that are being deleted.
             failing=sum(
                 of.state in ("Failing", "Lost") and pod.gone_by is None
                 for of, pod in zip(supply, self.pods, strict=True)
@@ -80,27 +79,23 @@ class Subject:
 
 @dataclass(slots=True)
 class Record:
-    """What is remembered of one fleet.
+    """What the autoscaler knows about one fleet.
 
     Attributes:
-        mode: that of the subject. A record of another mode has no decision about it.
+        mode: mode of the subject. Decisions of another mode do not apply to it.
         samples: the newest usable sample of each ready pod.
         state: demand, speeds and previous decisions.
-        scalings: the latest changes of the number of replicas by decisions, as far as rate limits need them.
-        dry_run: the latest recommendations of a dry run.
-        decision: the last one; None without autoscaling, and before the first one.
+        decision: the last decision; None without autoscaling, and before the first one.
         journal: the last decisions with their inputs.
-        states: the state of each pod at the last round.
-        told: the demand that the status shows, about.
-        shown: the reason counted last.
+        states: the state of each pod in the last round.
+        told: the demand when the status was last asked to show it.
+        shown: the reason that was last counted.
     """
 
     uid: str
     mode: tuple[bool, bool] = (True, False)
     samples: dict[str, Sample] = field(default_factory=dict)
     state: State = field(default_factory=State)
-    scalings: tuple[Scaling, ...] = ()
-    dry_run: DryRun = field(default_factory=DryRun)
     decision: Decision | None = None
     journal: Journal = field(default_factory=Journal)
     states: tuple[tuple[str, PodState], ...] = ()
@@ -114,11 +109,11 @@ class Record:
 
     @property
     def in_flight_tokens(self) -> dict[str, float]:
-        """Tokens of running and waiting requests, by pod."""
+        """Tokens of running and waiting requests by pod."""
         return {pod: sample.in_flight_tokens for pod, sample in self.samples.items()}
 
     def without_decisions(self, mode: tuple[bool, bool]) -> Record:
-        """Return a record of another mode of autoscaling, with the measurements of this one."""
+        """Return a record for another mode of autoscaling, with the measurements of this one."""
         state = State(demand=self.state.demand, speeds=self.state.speeds)
         return Record(self.uid, mode, self.samples, state)
 
@@ -126,22 +121,32 @@ class Record:
         """Add one round of scrapes, and decide if the fleet is autoscaled.
 
         Args:
-            answers: the sample of each scraped pod, or None if there was no usable one.
+            answers: the sample of each scraped pod; None if the scrape failed.
             now: monotonic time in seconds, as in the samples.
             time: seconds since 1970.
 
         Returns:
-            Whether the status of the resource has to be computed again.
+            Whether the status of the resource is outdated.
         """
         usable = {pod: sample for pod, sample in answers.items() if sample is not None}
         kept = {pod: sample for pod, sample in self.samples.items() if pod in answers}
-        # Replaced as a whole: a reconcile may read it in another thread.
+        # Replace the dictionary, because a reconcile may read it in another thread.
         self.samples = {**kept, **usable}
         before = self._shown()
         supply = subject.supply(time)
         fleet = subject.fleet(self.samples, supply)
         if subject.is_autoscaled:
-            self.decision = self._decide(subject, fleet, now, time)
+            case = Case(
+                policy=subject.policy,
+                fleet=fleet,
+                now=now,
+                floor=subject.floor,
+                rate_limits=subject.rate_limits,
+                is_dry_run=subject.is_dry_run,
+                state=self.state,
+            )
+            self.decision, self.state = decide(case)
+            self.journal = self.journal.add(Entry(time, case, self.decision))
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
         sizing = None if self.decision is None else self.decision.sizing
@@ -150,36 +155,14 @@ class Record:
         self.states = tuple((pod.pod, pod.state) for pod in supply)
         return self._shown() != before
 
-    def _decide(self, subject: Subject, fleet: Fleet, now: float, time: float) -> Decision:
-        """Decide, and keep what the next decision depends on."""
-        case = Case(
-            policy=subject.policy,
-            fleet=fleet,
-            now=now,
-            floor=subject.floor,
-            rate_limits=subject.rate_limits,
-            is_dry_run=subject.is_dry_run,
-            state=self.state,
-            scalings=self.scalings,
-            dry_run=self.dry_run,
-        )
-        outcome = decide(case)
-        self.state, self.scalings, self.dry_run = outcome.state, outcome.scalings, outcome.dry_run
-        self.journal = self.journal.add(Entry(time, case, outcome.decision))
-        return outcome.decision
-
     def _shown(self) -> tuple[object, ...]:
-        """Return what the status shows, without values that fluctuate."""
+        """Return what the status shows, except values that fluctuate."""
         speeds = self.speeds
         return self.decision, self.told, speeds.capacity is None, speeds.stragglers, self.states
 
 
 class Watchlist:
-    """All fleets by resource, and what is remembered of each.
-
-    Args:
-        scrape_seconds: interval between two scrapes of an autoscaled fleet.
-    """
+    """All fleets by resource; `scrape_seconds` is the scrape interval of autoscaled ones."""
 
     def __init__(self, scrape_seconds: float) -> None:
         self.scrape_seconds = scrape_seconds
@@ -187,14 +170,14 @@ class Watchlist:
         self._records: dict[Key, Record] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
-        """Add a fleet, or replace its last observation. Another mode of autoscaling drops earlier decisions."""
+        """Add or replace the observation of a fleet. If its mode of autoscaling changed, drop earlier decisions."""
         record = self.lookup(key, subject.uid)
         if record is not None and record.mode != subject.mode:
             self._records[key] = record.without_decisions(subject.mode)
         self._subjects[key] = subject
 
     def forget(self, key: Key) -> None:
-        """Remove the fleet of a deleted resource. Does nothing for an unknown fleet."""
+        """Remove the fleet of a deleted resource, if it is known."""
         self._subjects.pop(key, None)
         self._records.pop(key, None)
 
@@ -203,30 +186,30 @@ class Watchlist:
         return list(self._subjects.items())
 
     def known_starts(self, key: Key, uid: str) -> StartTimes:
-        """Return the observed starts of the resource with that uid; none if it is unknown."""
+        """Return the observed starts of the resource with that uid; an empty value if it is unknown."""
         found = self._subjects.get(key)
         return found.starts if found is not None and found.uid == uid else StartTimes()
 
     def lookup(self, key: Key, uid: str) -> Record | None:
-        """Return what is remembered of the resource with that uid, or None."""
+        """Return the record of the resource with that uid, or None."""
         found = self._records.get(key)
         return found if found is not None and found.uid == uid else None
 
     def journal(self, key: Key) -> Journal | None:
-        """Return the last decisions about an autoscaled resource; None for any other."""
+        """Return the last decisions about a resource; None if there are none."""
         record = self._records.get(key)
         return record.journal if record is not None and record.decision is not None else None
 
     def open_record(self, key: Key, subject: Subject) -> Record | None:
         """Return the record of a fleet, a new one if needed.
 
-        None if the resource was forgotten since `subject` was registered, or has another mode of autoscaling by now:
-        what was scraped for the earlier one would decide about the later one.
+        None if the resource was forgotten since `subject` was registered, or if its mode of autoscaling changed:
+        scrapes for the old mode must not decide in the new one.
         """
         registered = self._subjects.get(key)
         if registered is None or (registered.uid, registered.mode) != (subject.uid, subject.mode):
             return None
         found = self.lookup(key, subject.uid) or Record(subject.uid, subject.mode)
-        # A registration in another thread may be half done.
+        # `register` may be half done in another thread.
         self._records[key] = found if found.mode == subject.mode else found.without_decisions(subject.mode)
         return self._records[key]

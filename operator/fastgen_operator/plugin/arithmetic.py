@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fastgen_operator.autoscale.decide import Outcome, decide
-from fastgen_operator.autoscale.decision import counted
+from fastgen_operator.autoscale.decide import decide
+from fastgen_operator.autoscale.decision import Decision, counted
 from fastgen_operator.autoscale.journal import Entry, to_json
 from fastgen_operator.autoscale.measure.capacity import Straggler
 from fastgen_operator.autoscale.measure.demand import FAST_SECONDS, SLOW_SECONDS
 from fastgen_operator.autoscale.rules.headroom import DEVIATIONS, LEAST, MOST
 from fastgen_operator.autoscale.rules.needs import Need, required_replicas, start_seconds
+from fastgen_operator.autoscale.rules.recommend import State
 from fastgen_operator.autoscale.rules.schedules import with_floor
 
 # Pods whose speeds are listed.
@@ -25,23 +26,21 @@ _LISTED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded decision, and what the present policy makes of the same inputs."""
+    """A recorded decision, and the decision and state that this version's policy derives from the same inputs."""
 
     entry: Entry
-    outcome: Outcome
+    decision: Decision
+    state: State
 
     @classmethod
     def of(cls, entry: Entry) -> Replay:
         """Repeat a decision."""
-        return cls(entry, decide(entry.case))
+        return cls(entry, *decide(entry.case))
 
     @property
     def is_equal(self) -> bool:
-        """Return whether the decision is the recorded one in every figure.
-
-        Figures that `Decision` does not compare count too.
-        """
-        return bool(to_json(self.outcome.decision) == to_json(self.entry.decision))
+        """Whether the decision equals the recorded one, including figures that `Decision` does not compare."""
+        return bool(to_json(self.decision) == to_json(self.entry.decision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Step:
 
 def steps_of(replay: Replay) -> Iterator[Step]:
     """Yield the steps of a replayed decision in order, as far as it got."""
-    case, state, decision = replay.entry.case, replay.outcome.state, replay.outcome.decision
+    case, state, decision = replay.entry.case, replay.state, replay.decision
     policy, fleet = with_floor(case.policy, case.floor), case.fleet
     floor = "" if case.floor is None else f"; {case.floor}"
     before = case.state.replicas or fleet.replicas
@@ -73,8 +72,7 @@ def steps_of(replay: Replay) -> Iterator[Step]:
         yield Step("result", (_result(before, replay),))
         return
     sizing, demand, speeds = decision.sizing, state.demand, state.speeds
-    fresh = demand.fresh(fleet, case.now, policy.scrape_seconds)
-    loaded = len(fleet.ready) - demand.num_new(fleet, case.now, policy.scrape_seconds)
+    fresh, loaded = demand.fresh(fleet, case.now, policy.scrape_seconds)
     shape, requests = demand.requests.mean, demand.requests
     arriving = sum(load.rates.arriving for load in fresh.values())
     work = requests.work_per_prompt_token
@@ -121,7 +119,7 @@ def steps_of(replay: Replay) -> Iterator[Step]:
 
 
 def _capacity(replay: Replay) -> Iterator[str]:
-    sizing, speeds = replay.outcome.decision.sizing, replay.outcome.state.speeds
+    sizing, speeds = replay.decision.sizing, replay.state.speeds
     assert sizing is not None
     assert speeds.capacity is not None
     source = {"StepModel": "from the engines' step times", "Throughput": "their throughput under a backlog"}
@@ -145,12 +143,12 @@ def _straggler(straggler: Straggler) -> str:
 
 
 def _utilization(replay: Replay) -> Iterator[str]:
-    case, sizing = replay.entry.case, replay.outcome.decision.sizing
+    case, sizing = replay.entry.case, replay.decision.sizing
     assert sizing is not None
     if not case.policy.derives_utilization:
         yield f"{sizing.utilization:.0%}, from spec.autoscaling.targets.utilizationPercent"
     else:
-        shape, target = replay.outcome.state.demand.requests.mean, case.policy.first_token_seconds
+        shape, target = replay.state.demand.requests.mean, case.policy.first_token_seconds
         seconds = (shape.computed + shape.generated) / sizing.capacity
         yield (
             f"u = {sizing.utilization:.0%} solves u T + {DEVIATIONS:g} sqrt(2 s u T) = T, within {LEAST:.0%} and "
@@ -169,7 +167,7 @@ def _need(need: Need) -> str:
 
 
 def _result(before: int, replay: Replay) -> str:
-    decision = replay.outcome.decision
+    decision = replay.decision
     change = "" if decision.change is None else f"; {decision.change.reason}: {decision.change.message}"
     words = f"{counted(decision.replicas)} (last decision {before}){change}"
     return words if decision.limit is None else f"{words}; limit {decision.limit.reason}: {decision.limit.message}"

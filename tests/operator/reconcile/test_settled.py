@@ -283,11 +283,11 @@ def test_an_invalid_schedule_is_reported_and_the_rest_is_applied() -> None:
 
 def test_another_estimate_of_the_capacity_alone_is_not_planned(plans: list[Plan]) -> None:
     world = serving(autoscaling={"maxReplicas": 3})
-    decide(world, Decision(1, load=0.5))
+    decide(world, Decision(1, sizing=Sizing(50.0, 100.0, 0.85, 0.0)))
     measure(world, 100.0)
     world.settle()
     plans.clear()
-    decide(world, Decision(1, load=0.6))
+    decide(world, Decision(1, sizing=Sizing(60.0, 101.0, 0.85, 0.0)))
     measure(world, 101.0)
     world.reconciler.reconcile(KEY)
     assert plans == []

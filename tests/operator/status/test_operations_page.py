@@ -146,7 +146,7 @@ def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
 
 def _changes() -> set[str]:
     """Return reasons of the autoscaler's changes, which are in the status' history and in no condition."""
-    paths = (CODE / "autoscale" / name for name in ("decision.py", "needs.py"))
+    paths = (CODE / "autoscale" / name for name in ("decision.py", "rules/needs.py"))
     return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
 
 

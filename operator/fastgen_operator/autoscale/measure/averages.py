@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
+
+# Weight of an average after one time constant.
+_WARM: Final = 1 - math.exp(-1.0) - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,14 @@ class Average:
     weight: float = 0.0
 
     def add(self, value: float, seconds: float) -> Average:
-        """Return the average with a value that applied for the last `seconds`."""
+        """Return the average after a value that applied for the last `seconds`."""
         keep = math.exp(-seconds / self.memory)
         return Average(self.memory, self.total * keep + value * (1 - keep), self.weight * keep + 1 - keep)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the values cover one time constant. Before that, the mean may be noise."""
+        return self.weight >= _WARM
 
     @property
     def value(self) -> float:
@@ -31,7 +40,7 @@ class Average:
         return self.total / self.weight if self.weight > 0 else 0.0
 
 
-# Resolution of a window: bounds the number of entries if the values fall all the time.
+# Expiry times are rounded up to this fraction of the window, which bounds the entries while values keep falling.
 _PARTS = 100
 
 
@@ -40,23 +49,17 @@ class WindowMaximum:
     """The maximum over a sliding time window.
 
     Attributes:
-        entries: (expiry time, value), newest last. Each value is larger than all newer ones: no other value can become
-            the maximum.
+        entries: (expiry time, value), newest last. Only values larger than all newer ones can become the maximum.
     """
 
     entries: tuple[tuple[float, float], ...] = ()
 
     def add(self, time: float, value: float, window: float) -> WindowMaximum:
-        """Return the window with a new value, and without old ones.
-
-        Values are old after `window` seconds (up to 1 % more).
-        """
+        """Return the window with a new value, which expires after `window` seconds (up to 1 % more)."""
         part = window / _PARTS
         until = time + window if part == 0 else (math.floor(time / part) + 1) * part + window
         kept = tuple(entry for entry in self.entries if entry[0] > time and entry[1] > value)
-        if kept and kept[-1][0] == until:
-            return WindowMaximum(kept)
-        return WindowMaximum((*kept, (until, value)))
+        return WindowMaximum(kept if kept and kept[-1][0] == until else (*kept, (until, value)))
 
     @property
     def value(self) -> float:

@@ -1,19 +1,19 @@
-"""Estimate the capacity of the replicas. Pure.
+"""Estimate the capacity of the replicas, in forward tokens per second within the inter-token target. Pure.
 
-It is in forward tokens per second within the inter-token target. In the steady state of Dynamic SplitFuse, each step
+In the steady state of Dynamic SplitFuse, each step
 processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and finish.
 A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2) resident KV
 tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens + c · resident
 tokens, is linear in N. The largest N within all bounds gives the capacity.
 
-Each replica has its own estimate. The fleet's is their median, so that one slow replica does not change it. A replica
-far below the median is a straggler: see `ReplicaSpeeds`.
+The capacity of a replica is the median of all estimates, so that one slow replica does not change it. A replica far
+below the median is a straggler.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median, median_high
 from typing import Final, Literal
@@ -26,19 +26,15 @@ from fastgen_operator.autoscale.policy import Policy
 # Target utilization of the KV cache. Above it, preemptions become likely.
 KV_SHARE: Final = 0.80
 
-# If the target leaves fewer forward tokens per step than this, no number of replicas meets it.
+# If the inter-token target allows fewer forward tokens per step than this, no number of replicas meets it.
 _LEAST_TOKENS: Final = 16
-# Time constant of both averages: the fit of the step times changes a little with every step.
+# Time constant of the averages: the step model changes a little with every step.
 _SECONDS: Final = 60.0
-# A throughput seen under a backlog applies for this long.
+# How long a throughput that was measured under a backlog applies.
 _THROUGHPUT_EXPIRY: Final = 600.0
-# A replica is a straggler below this share of the median, and until it is above the other one again.
+# A replica becomes a straggler below one share of the median, and recovers above the other.
 _STRAGGLES_BELOW: Final = 0.5
 _RECOVERS_ABOVE: Final = 0.6
-# Weight from which an average judges a replica: its first fits can be far off.
-_JUDGED: Final = 1 - math.exp(-1.0) - 1e-9
-
-Source = Literal["StepModel", "Throughput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +49,7 @@ class Capacity:
 
     tokens_per_second: float
     token_budget: int
-    source: Source
+    source: Literal["StepModel", "Throughput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +61,12 @@ class Straggler:
 
 
 def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, max_sequences: int) -> float | None:
-    """Return the forward tokens per second according to the replica's step model.
+    """Return the forward tokens per second according to the replica's step model; None until it is fitted.
 
-    None until the model is fitted. The inter-token target is ignored if no step can meet it: more replicas would not
-    help.
+    The inter-token target is ignored if no step can meet it, because more replicas would not help.
     """
     a, b, c = sample.step_model
-    # Steps of equal size cannot separate a from b: the engine then reports a = c = 0, which underrates larger steps.
+    # From steps of equal size, the engine cannot tell a from b. It reports a = c = 0, which underrates larger steps.
     if b <= 0 or a + c <= 0 or sample.token_budget < 1:
         return None
     generated = max(1.0, shape.generated)
@@ -93,10 +88,10 @@ class _Speed:
     """Estimates of one replica.
 
     Attributes:
-        time: of its newest sample.
+        time: time of its newest sample.
         token_budget: maximum forward tokens per step.
         modelled: average of `modelled`, in tokens per second.
-        throughput: average throughput under a backlog; `throughput_at`: time of its last update.
+        throughput: average throughput under a backlog, last updated at `throughput_at`.
     """
 
     time: float = -math.inf
@@ -118,14 +113,10 @@ class _Speed:
             throughput_at = sample.time
         return _Speed(sample.time, sample.token_budget, average, throughput, throughput_at)
 
-    @property
-    def is_judged(self) -> bool:
-        return max(self.modelled.weight, self.throughput.weight) >= _JUDGED
-
     def capacity(self, now: float) -> Capacity | None:
-        """Return the modelled capacity, capped by the throughput seen under a backlog; None if unknown.
+        """Return the modelled capacity, capped by the recent throughput under a backlog; None if unknown.
 
-        A throughput of 0 is ignored: the replica is stuck, which says nothing about its capacity.
+        A throughput of 0 is ignored: a stuck replica does not show its capacity.
         """
         observed = self.throughput.value if now - self.throughput_at < _THROUGHPUT_EXPIRY else 0.0
         known = self.modelled.weight > 0
@@ -139,9 +130,9 @@ class ReplicaSpeeds:
     """The estimates of all replicas.
 
     Attributes:
-        replicas: by pod.
-        capacity: the median of the replicas that are no stragglers; None while unknown.
-        stragglers: the slowest first.
+        replicas: estimates by pod.
+        capacity: median of the replicas that are not stragglers; None while unknown.
+        stragglers: slow replicas, the slowest first.
     """
 
     replicas: Mapping[str, _Speed] = field(default_factory=dict)
@@ -156,48 +147,48 @@ class ReplicaSpeeds:
         policy: Policy,
         now: float,
     ) -> ReplicaSpeeds:
-        """Return the estimates updated with the newest sample of each ready replica; others are dropped.
+        """Return the estimates updated with the newest sample of each ready replica, without those of other replicas.
 
         Args:
-            revisions: hash of each pod's template. Only replicas of the same one are compared: another model or image
-                has another speed.
+            revisions: pod template hash by pod. Only replicas of one revision are compared, because another model or
+                image has another speed.
         """
         replicas = {pod: self.replicas.get(pod, _Speed()).observe(load, shape, policy) for pod, load in loads.items()}
         found = {pod: speed.capacity(now) for pod, speed in replicas.items()}
         known = {pod: capacity for pod, capacity in found.items() if capacity is not None}
         if not known:
-            # What was learned of replicas that are gone still holds for the next ones.
+            # The capacity of replicas that are gone is the best estimate for the next ones.
             return ReplicaSpeeds(replicas, self.capacity)
-        judged = {pod: known[pod].tokens_per_second for pod in known if replicas[pod].is_judged}
-        before = frozenset(straggler.pod for straggler in self.stragglers)
-        slow_ones: list[Straggler] = []
-        for revision in {revisions.get(pod, "") for pod in judged}:
-            alike = {pod: speed for pod, speed in judged.items() if revisions.get(pod, "") == revision}
-            slow_ones += _stragglers(alike, before)
-        stragglers = tuple(sorted(slow_ones, key=lambda straggler: (straggler.share, straggler.pod)))
+        # The first step models of a replica can be far off.
+        warm = {
+            pod: capacity.tokens_per_second
+            for pod, capacity in known.items()
+            if replicas[pod].modelled.is_warm or replicas[pod].throughput.is_warm
+        }
+        stragglers = _stragglers(warm, revisions, {straggler.pod for straggler in self.stragglers})
         slow = {straggler.pod for straggler in stragglers}
         return ReplicaSpeeds(replicas, _median(c for pod, c in known.items() if pod not in slow), stragglers)
 
     @property
     def deficit(self) -> float:
-        """How many replicas' worth of capacity the stragglers lack."""
+        """Capacity that the stragglers lack, in replicas."""
         return sum(1 - straggler.share for straggler in self.stragglers)
 
 
-def _stragglers(speeds: Mapping[str, float], before: frozenset[str]) -> list[Straggler]:
-    """Return the replicas far below the median.
+def _stragglers(
+    speeds: Mapping[str, float], revisions: Mapping[str, str], before: Container[str]
+) -> tuple[Straggler, ...]:
+    """Return the replicas far below the median of their revision, the slowest first.
 
-    Of two, the faster one is the measure: no GPU is fast by accident.
+    The median of two is the faster one, because no GPU is fast by accident.
     """
-    if len(speeds) < 2:
-        return []
-    middle = median_high(speeds.values())
-    shares = {pod: speed / middle for pod, speed in speeds.items()}
-    return [
-        Straggler(pod, share)
-        for pod, share in shares.items()
-        if share < (_RECOVERS_ABOVE if pod in before else _STRAGGLES_BELOW)
-    ]
+    by_revision: dict[str, list[float]] = {}
+    for pod, speed in speeds.items():
+        by_revision.setdefault(revisions.get(pod, ""), []).append(speed)
+    medians = {revision: median_high(alike) for revision, alike in by_revision.items()}
+    shares = ((speed / medians[revisions.get(pod, "")], pod) for pod, speed in speeds.items())
+    slow = ((share, pod) for share, pod in shares if share < (_RECOVERS_ABOVE if pod in before else _STRAGGLES_BELOW))
+    return tuple(Straggler(pod, share) for share, pod in sorted(slow))
 
 
 def _median(found: Iterable[Capacity]) -> Capacity:

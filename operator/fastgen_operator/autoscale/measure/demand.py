@@ -1,7 +1,7 @@
 """Estimate the demand on a fleet from the growth of its replicas' counters. Pure.
 
-Throughput counters saturate at the fleet's capacity. The engines count the prompt tokens that arrive, which does not
-saturate, and does not fall when clients give up.
+Throughput saturates at the fleet's capacity. The count of arriving prompt tokens does not, and it does not fall when
+clients give up.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from fastgen_operator.autoscale.measure.averages import Average
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, load_after
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 
-# Time constants of the averages: one for sizing the fleet, one for detecting a sudden jump.
+# Time constants of the averages: the slow one sizes the fleet, the fast one detects a jump.
 SLOW_SECONDS: Final = 30.0
 FAST_SECONDS: Final = 10.0
-# Weight from which the slow average is warm: a single interval after a restart is noise.
-_WARM: Final = 1 - math.exp(-1.0) - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class Demand:
     """Demand on a fleet, in forward tokens per second.
 
     Attributes:
-        replicas: load of the ready replicas that have returned a sample, by pod.
-        first_seen: time at which each ready replica was first seen, by pod.
+        replicas: load of each ready replica with a sample, by pod.
+        first_seen: when each ready replica was first seen, by pod.
         slow, fast: arrival rate averaged over `SLOW_SECONDS` and `FAST_SECONDS`.
         requests: sums over finished requests.
         time: time of the last update of the averages.
@@ -43,30 +41,24 @@ class Demand:
 
     @property
     def is_known(self) -> bool:
-        """Whether an arrival rate has been measured."""
+        """Whether an arrival rate was measured."""
         return self.slow.weight > 0
 
-    @property
-    def is_warm(self) -> bool:
-        """Whether the slow average covers its time constant, so that the fleet may grow because of it."""
-        return self.slow.weight >= _WARM
+    def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> tuple[dict[str, ReplicaLoad], int]:
+        """Return the ready replicas whose samples are not stale, and how many replicas receive load.
 
-    def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> dict[str, ReplicaLoad]:
-        """Return the ready replicas whose samples are not stale."""
+        Replicas too new to have a sample are assumed to be idle.
+        """
         oldest = now - MISSED_SCRAPES * scrape_seconds
-        return {
+        fresh = {
             name: load for name, load in self.replicas.items() if name in fleet.ready and load.sample.time >= oldest
         }
-
-    def num_new(self, fleet: Fleet, now: float, scrape_seconds: float) -> int:
-        """Return the number of replicas too new to have a sample. They are assumed to be idle."""
-        latest = now - MISSED_SCRAPES * scrape_seconds
-        return sum(name not in self.replicas and self.first_seen[name] > latest for name in fleet.ready)
+        new = sum(name not in self.replicas and self.first_seen[name] > oldest for name in fleet.ready)
+        return fresh, len(fleet.ready) - new
 
     def observe(self, fleet: Fleet, now: float, scrape_seconds: float) -> Demand:
         """Return the demand updated with the fleet's newest samples."""
-        # Sorted: a set has another order in each process, and a sum in another order is another one, so the decision
-        # could not be repeated elsewhere.
+        # Sorted, so that floating-point sums and thus decisions can be repeated: each process orders a set differently.
         replicas = {
             name: load_after(self.replicas.get(name), fleet.samples[name])
             for name in sorted(fleet.ready)
@@ -74,13 +66,13 @@ class Demand:
         }
         first_seen = {name: self.first_seen.get(name, now) for name in fleet.ready}
         after = Demand(replicas, first_seen, self.slow, self.fast, self.requests, self.time)
-        fresh = [load.rates for load in after.fresh(fleet, now, scrape_seconds).values()]
+        loads, loaded = after.fresh(fleet, now, scrape_seconds)
+        fresh = [load.rates for load in loads.values()]
         if not any(rates.seconds for rates in fresh):
             return after
         new = [load.rates for name, load in replicas.items() if self.replicas.get(name) is not load]
         requests = self.requests.add(new)
         # Replicas without a fresh sample are assumed to have the mean load of the others.
-        loaded = len(fleet.ready) - after.num_new(fleet, now, scrape_seconds)
         arriving = sum(rates.arriving for rates in fresh) * loaded / len(fresh)
         rate = arriving * requests.work_per_prompt_token
         seconds = now - self.time if self.is_known else scrape_seconds

@@ -1,4 +1,4 @@
-"""What happened on a replica between two scrapes: token rates, and the mean request. Pure."""
+"""Token rates of a replica between two scrapes, and the mean request. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
 
-# The mean request is averaged over about this many finished requests.
+# The mean request covers about this many finished requests.
 _REQUEST_MEMORY: Final = 200
-# Throughput is taken as the capacity while more than this many full steps are queued: with fewer, the engine shortens
-# steps to keep its latency (docs/decisions/005).
+# A replica is backlogged with more than this many full steps of prompt tokens queued. With fewer, the engine shortens
+# steps to keep its latency, so throughput says nothing about capacity (docs/decisions/005).
 _BACKLOG_STEPS: Final = 8
 
 
@@ -22,24 +22,25 @@ class Rates:
 
     Attributes:
         seconds: length of the interval; 0 for a replica's first sample.
-        admitted: prompt tokens of admitted requests, even if their clients left before they were computed.
+        admitted: prompt tokens of admitted requests, cancelled ones included.
         rejected: prompt tokens of requests that the full queue rejected.
-        computed: prompt tokens computed; `cached`: taken from the prefix cache; `decoded`: tokens generated.
-        ended, ended_prompt, ended_generated: requests that ended with at least one token in the interval, and their
-            tokens (totals, not rates).
+        computed, cached: prompt tokens computed, and taken from the prefix cache.
+        decoded: generated tokens.
+        ended, ended_prompt, ended_generated: requests that ended with at least one token, and their tokens (totals,
+            not rates).
         backlogged: whether a backlog existed throughout the interval.
     """
 
-    seconds: float
-    admitted: float
-    rejected: float
-    computed: float
-    cached: float
-    decoded: float
-    ended: float
-    ended_prompt: float
-    ended_generated: float
-    backlogged: bool
+    seconds: float = 0.0
+    admitted: float = 0.0
+    rejected: float = 0.0
+    computed: float = 0.0
+    cached: float = 0.0
+    decoded: float = 0.0
+    ended: float = 0.0
+    ended_prompt: float = 0.0
+    ended_generated: float = 0.0
+    backlogged: bool = False
 
     @property
     def arriving(self) -> float:
@@ -50,32 +51,25 @@ class Rates:
         return self.admitted + min(self.rejected, self.admitted)
 
 
-# Rates of a replica with a single sample.
-_IDLE: Final = Rates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False)
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """The newest sample of one replica, and its rates in the interval before it."""
 
     sample: Sample
-    rates: Rates
+    rates: Rates = Rates()
 
 
 def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
-    """Return the load of a replica with that newest sample; `before` is its load until now, if any."""
+    """Return the load after a sample; `before` is the load until then, None for the first sample."""
     if before is None:
-        return ReplicaLoad(sample, _IDLE)
+        return ReplicaLoad(sample)
     if sample.time <= before.sample.time:
         return before
     return ReplicaLoad(sample, rates_between(before.sample, sample))
 
 
 def rates_between(before: Sample, after: Sample) -> Rates:
-    """Return the rates between two samples of one replica.
-
-    Counters that decreased mean an engine restart.
-    """
+    """Return the rates between two samples of one replica. A counter that decreased means an engine restart."""
     restarted = (
         after.arrived_tokens < before.arrived_tokens
         or after.prefill_tokens < before.prefill_tokens
@@ -86,9 +80,8 @@ def rates_between(before: Sample, after: Sample) -> Rates:
     rejected = _growth(start.rejected_tokens, after.rejected_tokens)
     ended_prompt = _growth(start.ended_prompt_tokens, after.ended_prompt_tokens)
     cancelled = _growth(start.cancelled_tokens, after.cancelled_tokens)
-    # Requests that were cancelled before their first token say nothing about the tokens that a request generates.
+    # Exclude requests that were cancelled before their first token: they generate fewer tokens than others.
     served = 1 - min(1.0, cancelled / ended_prompt) if ended_prompt > 0 else 0.0
-    enough = _BACKLOG_STEPS * after.token_budget
     return Rates(
         seconds=seconds,
         admitted=_growth(rejected, _growth(start.arrived_tokens, after.arrived_tokens)) / seconds,
@@ -99,7 +92,7 @@ def rates_between(before: Sample, after: Sample) -> Rates:
         ended=_growth(start.ended_requests, after.ended_requests) * served,
         ended_prompt=ended_prompt * served,
         ended_generated=_growth(start.ended_generated_tokens, after.ended_generated_tokens),
-        backlogged=0 < enough < min(before.backlog_tokens, after.backlog_tokens),
+        backlogged=0 < _BACKLOG_STEPS * after.token_budget < min(before.backlog_tokens, after.backlog_tokens),
     )
 
 
@@ -131,7 +124,7 @@ class RequestSums:
     cached: float = 0.0
 
     def add(self, intervals: Iterable[Rates]) -> RequestSums:
-        """Return the sums with the requests that finished in the given intervals."""
+        """Return the sums after the requests that finished in these intervals."""
         intervals = tuple(intervals)
         ended = sum(rates.ended for rates in intervals)
         keep = math.exp(-ended / _REQUEST_MEMORY)
@@ -145,7 +138,7 @@ class RequestSums:
 
     @property
     def mean(self) -> RequestShape:
-        """The mean request; a default until one has finished."""
+        """The mean request; `DEFAULT_SHAPE` until one has finished."""
         if self.ended <= 0 or self.prompt <= 0:
             return DEFAULT_SHAPE
         prompt = self.prompt / self.ended
@@ -153,7 +146,7 @@ class RequestSums:
 
     @property
     def computed_share(self) -> float:
-        """Share of the prompt tokens that is computed, not taken from the prefix cache."""
+        """Share of the prompt tokens that is computed, instead of taken from the prefix cache."""
         known = self.computed + self.cached
         return self.computed / known if known > 0 else 1.0
 

@@ -1,7 +1,7 @@
-"""Derive the utilization of a replica from the requests, its speed and the first-token target. Pure.
+"""Derive the target utilization from the requests, a replica's speed and the first-token target. Pure.
 
-A Service sends requests to random replicas, so each replica has its own queue, and one of a large fleet needs as much
-headroom as one of a small fleet. In one first-token target T, a replica of utilization u gets on average u T seconds of
+A Service sends requests to random replicas, so each replica has its own queue and needs the same headroom in a large
+fleet as in a small one. In one first-token target T, a replica of utilization u gets on average u T seconds of
 work, in requests of s seconds. If requests arrive independently and their work varies as much as its mean, the variance
 of that work is 2 s u T. The utilization is the one at which the mean and a margin of `DEVIATIONS` standard deviations
 fill T:
@@ -19,18 +19,15 @@ from typing import Final
 
 from fastgen_operator.autoscale.measure.rates import RequestShape
 
-# Margin in standard deviations. It gives 70 % for chat requests on an 8B model, of which then about 99 % are in time
-# under a constant rate, in the simulator.
+# Margin in standard deviations. For chat requests on an 8B model it gives 70 %. In the simulator, about 99 % of them
+# are then in time at a constant rate.
 DEVIATIONS: Final = 0.6
-# Bounds: below the first one, further replicas hardly shorten the wait.
+# Bounds. Below the lower one, further replicas hardly shorten the wait.
 LEAST, MOST = 0.5, 0.9
 
 
 def derived_utilization(shape: RequestShape, tokens_per_second: float, first_token_seconds: float) -> float:
-    """Return the target utilization of a replica, 0 to 1.
-
-    It is rounded to whole percent, because small changes of the mean request are noise.
-    """
+    """Return the target utilization, 0 to 1, in whole percent: small changes of the mean request are noise."""
     seconds = (shape.computed + shape.generated) / tokens_per_second
     margin = DEVIATIONS * math.sqrt(2 * seconds / first_token_seconds)
     root = (math.sqrt(margin * margin + 4) - margin) / 2

@@ -1,4 +1,4 @@
-"""Compute how many replicas each signal requires, and why: one function for each signal. Pure."""
+"""How many replicas each signal requires, and why: one function for each signal. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from fastgen_operator.autoscale.measure.rates import ReplicaLoad
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
 
-# If the fast average requires this many times the ready replicas, scale up without waiting for the slow average.
+# Scale up without waiting for the slow average if the fast one requires this many times the ready replicas.
 JUMP_RATIO: Final = 2.0
-# Assumed time from the assignment of a node to ready until one was observed, and the least assumed after that.
-DEFAULT_START_SECONDS: Final = 60.0
+# Assumed start time of a pod before one was observed, and the minimum after that.
+_DEFAULT_START_SECONDS: Final = 60.0
 _LEAST_START_SECONDS: Final = 5.0
-# Failing and lost pods are replaced up to this share of the ready ones, rounded up: if more fail, the cause is not a
-# node or a GPU, and further pods would fail as well.
+# Failing and lost pods are replaced up to this share of the ready ones, rounded up. If more fail, the cause is not a
+# node or a GPU, and further pods would fail too.
 _REPLACED_SHARE: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Replicas that one signal requires, as fractions.
-
-    The decision takes the maxima over all signals, rounded up.
+    """Replicas that one signal requires, not rounded. The decision takes the maximum over all signals.
 
     Attributes:
         change: reason and message of a scale-up for this need.
-        priority: the need with the highest one explains a scale-up. In replicas; infinite to come first.
+        priority: the need with the highest priority explains a scale-up. In replicas; infinite to come first.
         up: replicas to scale up to.
         down: replicas to keep for the scale-down window.
         floor: replicas to keep only now.
@@ -53,16 +51,15 @@ def required_replicas(
     speeds: ReplicaSpeeds,
     policy: Policy,
 ) -> list[Need]:
-    """Return the needs of a fleet, in replicas of usual speed.
+    """Return the needs of a fleet, in replicas of usual speed. Among equal priorities, the first explains a scale-up.
 
-    With equal priority, the first explains a scale-up. What is queued on a straggler says nothing about the fleet: no
-    other replica can take it over. So stragglers are assumed to have the mean queue and KV cache use of the others;
-    their arrivals count.
+    No other replica can take over the queue of a straggler, so it must not size the fleet: stragglers are assumed to
+    have the mean queue and KV cache use of the others. Their arrivals count.
 
     Args:
         fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load.
         loaded: number of replicas that receive load, with or without a fresh sample.
-        speeds: the capacity of a replica, and the stragglers. An unknown capacity requires that there is no demand.
+        speeds: capacity and stragglers. The capacity may be unknown only if there is no demand.
     """
     rate = speeds.capacity.tokens_per_second if speeds.capacity else math.inf
     slow = {straggler.pod for straggler in speeds.stragglers}
@@ -79,20 +76,14 @@ def required_replicas(
 
 
 def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds, replicas: int) -> float:
-    """Return how many replicas the fleet must have beyond its needs.
-
-    Some of its pods supply less than one replica.
-
-    Args:
-        replicas: the last decision.
-    """
+    """Return the replicas to add for failing pods and stragglers; `replicas` is the last decision."""
     return speeds.deficit + min(failing_replicas(fleet, replicas), math.ceil(_REPLACED_SHARE * len(fleet.ready)))
 
 
 def failing_replicas(fleet: Fleet, replicas: int) -> int:
     """Return how many of the decided `replicas` are failing or lost pods.
 
-    Of more pods than replicas, the ReplicaSet controller deletes those first that are not ready.
+    If there are more pods than replicas, the ReplicaSet controller deletes pods that are not ready first.
     """
     surplus = len(fleet.ready) + len(fleet.starting) + fleet.failing - replicas
     return max(0, fleet.failing - max(0, surplus))
@@ -109,12 +100,12 @@ def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
 
 
 def start_seconds(fleet: Fleet) -> float:
-    """Return the time in seconds that a new pod needs to become ready."""
-    return max(_LEAST_START_SECONDS, fleet.start_seconds or DEFAULT_START_SECONDS)
+    """Return the seconds from the assignment of a node to ready that a new pod is expected to take."""
+    return max(_LEAST_START_SECONDS, fleet.start_seconds or _DEFAULT_START_SECONDS)
 
 
 def _kv_cache(fleet: Fleet, used: float) -> Need:
-    """Keep the KV cache below its target utilization; `used` is the sum over the replicas."""
+    """Keep the KV cache below its target utilization; `used` is the sum of the replicas' utilizations."""
     ready = len(fleet.ready)
     need = used / KV_SHARE
     message = f"the KV cache of {counted(ready)} is {100 * KV_SHARE * need / ready:.0f} % full"
@@ -124,8 +115,8 @@ def _kv_cache(fleet: Fleet, used: float) -> Need:
 def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Policy) -> Need:
     """Serve the slow average.
 
-    While replicas are `stale`, without fresh metrics, they count as fully utilized. Only while they are: their counters
-    tell later what arrived meanwhile, so the window need not remember the doubt.
+    The `stale` replicas, which have no fresh metrics, count as fully utilized. Only in `floor`: their next sample
+    includes what arrived in the meantime, so the scale-down window need not remember them.
     """
     ready = len(fleet.ready)
     load = demand.slow.value / rate
@@ -134,14 +125,14 @@ def _demand(fleet: Fleet, demand: Demand, stale: int, rate: float, policy: Polic
     return Need(
         Change("DemandGrew", message),
         priority=need,
-        up=need if demand.is_warm else 0.0,
+        up=need if demand.slow.is_warm else 0.0,
         down=load / policy.down_utilization,
         floor=(load + stale) / policy.down_utilization,
     )
 
 
 def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
-    """Serve the fast average if it exceeds the ready replicas by far."""
+    """Serve the fast average if it far exceeds the ready replicas."""
     ready = len(fleet.ready)
     load = demand.fast.value / rate
     need = load / policy.utilization
@@ -150,19 +141,16 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
         f"ready, target {100 * policy.utilization:.0f} %"
     )
     jumped = need >= JUMP_RATIO * ready
-    up = need if jumped and demand.is_warm else 0.0
+    up = need if jumped and demand.slow.is_warm else 0.0
     return Need(Change("DemandJumped", message), priority=math.inf if jumped else 0.0, up=up)
 
 
 def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: float, policy: Policy) -> Need:
-    """Serve the demand and drain `backlog` prompt tokens in time.
-
-    The ready replicas are worth `supply` replicas of usual speed.
-    """
+    """Serve the demand and drain `backlog` prompt tokens in time; `supply` are the ready replicas in usual speed."""
     work = backlog * demand.requests.work_per_prompt_token
-    # Time for the ready replicas to process the backlog if nothing more arrived.
+    # Time in which the ready replicas would drain the backlog without new arrivals.
     drain_seconds = work / (rate * supply)
-    # A backlog beyond the target proves an overload, so a higher fast average is not noise.
+    # A late backlog proves an overload, so a higher fast average is not noise.
     late = drain_seconds > policy.first_token_seconds
     arriving = max(demand.slow.value, demand.fast.value) if late else demand.slow.value
     need = (arriving + _drain_rate(fleet, work, arriving, rate, supply, policy)) / rate
@@ -175,14 +163,14 @@ def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: 
 
 
 def _drain_rate(fleet: Fleet, work: float, arriving: float, rate: float, supply: float, policy: Policy) -> float:
-    """Return the tokens per second needed to drain the backlog that remains when a new pod becomes ready.
+    """Return the tokens per second needed to drain the backlog that is left when a new pod becomes ready.
 
-    Ready and starting pods work in the meantime: a burst that they finish by then needs no more pods. The remainder
-    should drain within half the first-token target, but not faster than within another start time: pods for a shorter
-    backlog are not worth starting.
+    Ready and starting pods work until then, so a burst that they finish needs no more pods. The rest should drain
+    within half the first-token target, or within one start time if that is longer: a pod is not worth starting for a
+    shorter backlog.
     """
     start = start_seconds(fleet)
-    # A pod that is late is expected to need as long again as it is late.
+    # A pod that is late by some time is expected to need the same time again.
     serving = supply * start + sum(max(0.0, start - abs(start - passed)) for passed in fleet.starting)
     left = max(0.0, work + arriving * start - rate * serving)
     return left / max(policy.first_token_seconds / 2, start)

@@ -1,8 +1,7 @@
 """Limit how fast the load changes the number of replicas. Pure.
 
-The limits are the scaling policies of a HorizontalPodAutoscaler. As there, a policy's period slides, changes for any
-reason count in it, and bounds are not limited. Changes before a restart of the operator are not known, and do not
-count.
+The limits are the scaling policies of a HorizontalPodAutoscaler. As there, the period of a policy slides, changes for
+any reason count, and bounds are not limited. Changes before a restart of the operator do not count.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from fastgen_operator.autoscale.decision import Decision, Limit, counted
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A change of the number of replicas at a monotonic time.
-
-    `added` is negative if replicas were removed.
-    """
+    """A change of the number of replicas at a monotonic time; `added` is negative if replicas were removed."""
 
     time: float
     added: int
@@ -29,21 +25,18 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The policies for both directions."""
+    """The policies of both directions."""
 
     up: ScaleUp
     down: ScaleDown
 
     def kept(self, scalings: Sequence[Scaling], now: float) -> tuple[Scaling, ...]:
-        """Return the changes that the longest period still covers."""
+        """Return the changes within the longest period."""
         longest = max((policy.period_seconds for policy in (*self.up.policies, *self.down.policies)), default=0)
         return tuple(scaling for scaling in scalings if now - scaling.time < longest)
 
     def allowed(self, current: int, wanted: int, scalings: Sequence[Scaling], now: float) -> int:
-        """Return the allowed number of replicas that is closest to `wanted`.
-
-        It is between `current` and `wanted`.
-        """
+        """Return the allowed number of replicas closest to `wanted`, between `current` and `wanted`."""
         if wanted == current:
             return current
         rules, sign = (self.up, 1) if wanted > current else (self.down, -1)
@@ -60,29 +53,23 @@ NO_LIMITS: Final = RateLimits(ScaleUp(), ScaleDown())
 
 
 def rate_limits_of(autoscaling: Autoscaling | None) -> RateLimits:
-    """Return the policies of a spec; none without spec.autoscaling."""
+    """Return the policies of a spec; `NO_LIMITS` without spec.autoscaling."""
     return NO_LIMITS if autoscaling is None else RateLimits(autoscaling.scale_up, autoscaling.scale_down)
 
 
 def limited(decision: Decision, current: int, allowed: int) -> Decision:
-    """Return the decision with the allowed number of replicas.
-
-    Also return the limit if it keeps replicas from being added.
-    """
+    """Return the decision with the allowed number of replicas, and a limit if fewer are added than required."""
     if allowed == decision.replicas:
         return decision
     limit = decision.limit
     if decision.replicas > current:
-        words = f"spec.autoscaling.scaleUp allows {counted(allowed)} now, and the load requires more"
-        limit = Limit("RateLimited", words)
+        message = f"spec.autoscaling.scaleUp allows {counted(allowed)} now, and the load requires more"
+        limit = Limit("RateLimited", message)
     return replace(decision, replicas=allowed, limit=limit)
 
 
 def _largest_change(policy: ScalingPolicy, sign: int, current: int, scalings: Sequence[Scaling], now: float) -> int:
-    """Return how many replicas a policy lets be added (sign 1) or removed (-1) now.
-
-    Earlier changes are already subtracted.
-    """
+    """Return how many replicas a policy allows to add (sign 1) or remove (-1) now, after earlier changes."""
     since = now - policy.period_seconds
     changed = sum(scaling.added for scaling in scalings if scaling.time > since)
     within = policy.value if policy.type == "Pods" else math.ceil((current - changed) * policy.value / 100)

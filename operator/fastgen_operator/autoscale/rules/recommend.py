@@ -1,7 +1,7 @@
 """Decide the number of replicas. Pure.
 
-The decision depends on the policy, the observed fleet and the state of previous decisions. `recommend` is called once
-per scrape. Times are in seconds of one monotonic clock.
+A decision depends on the policy, the observed fleet and the state after the previous decision. `recommend` is called
+once per scrape. Times are in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad
 from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rules.dry_run import DryRun
 from fastgen_operator.autoscale.rules.headroom import derived_utilization
 from fastgen_operator.autoscale.rules.needs import (
     Need,
@@ -25,16 +26,16 @@ from fastgen_operator.autoscale.rules.needs import (
     missing_replicas,
     required_replicas,
 )
+from fastgen_operator.autoscale.rules.rate_limits import Scaling
 from fastgen_operator.autoscale.rules.release import Release
 
-# Within this period, scale up to at most twice the size or by four, as the HorizontalPodAutoscaler does.
+# Within one period, a fleet grows to at most twice its size or by four replicas, as with a HorizontalPodAutoscaler.
 UP_SECONDS: Final = 15.0
 UP_FACTOR: Final = 2
 UP_REPLICAS: Final = 4
-# Minimum time between two scale-down steps: the slow average of the demand, and so a queue that a step causes, shows by
-# then.
+# Minimum time between two scale-down steps. By then, the slow average shows whether the last step caused a queue.
 DOWN_SECONDS: Final = 30.0
-# Reasons of scale-ups during which requests are late until the new replicas are ready.
+# Scale-ups with these reasons come too late for some requests, which wait until the new replicas are ready.
 BURSTS: Final = ("DemandJumped", "BacklogTooLong")
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
 _ROUNDING: Final = 1e-6
@@ -42,20 +43,22 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State carried from decision to decision. A new state never scales down.
+    """What one decision leaves for the next. A new state never scales down.
 
     Attributes:
-        since: time of the first metrics; nothing is removed until one scale-down window later.
+        since: time of the first metrics. Nothing is removed within one scale-down window after it.
         replicas: last decision; 0 before the first one.
         change: reason for `replicas`.
         demand: measured demand.
         speeds: capacity of each replica, and of the fleet.
         down_needs: required replicas over the scale-down window.
-        up_needs: negated required replicas over the scale-up window, so that its maximum is the minimum need.
-        unbounded_needs: required replicas before limits over the scale-down window, to report that a bound applies.
+        up_needs: negated required replicas over the scale-up window: the maximum is that of the least need.
+        unbounded_needs: required replicas, without limits, over the scale-down window. Shows whether a bound applies.
         up_since, up_from: start of the current scale-up period, and the replicas at its start.
         down_at: time of the last scale-down step.
-        release: the learned length of the scale-down window.
+        release: the learned scale-down window.
+        scalings: recent changes of `replicas`, as far as rate limits need them.
+        dry_run: the latest recommendations of a dry run.
     """
 
     since: float = math.inf
@@ -70,10 +73,12 @@ class State:
     up_from: int = 0
     down_at: float = -math.inf
     release: Release = field(default_factory=Release)
+    scalings: tuple[Scaling, ...] = ()
+    dry_run: DryRun = field(default_factory=DryRun)
 
 
 def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
-    """Return the state with the demand and the speeds of the replicas at `now`; decide nothing."""
+    """Update demand and speeds of the replicas without a decision."""
     demand = state.demand.observe(fleet, now, policy.scrape_seconds)
     speeds = state.speeds.observe(demand.replicas, fleet.revisions, demand.requests.mean, policy, now)
     return replace(state, demand=demand, speeds=speeds)
@@ -83,33 +88,24 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
     """Return the decision at `now` and the state for the next one."""
     state = _within_bounds(policy, measure(policy, state, fleet, now), fleet.replicas)
     demand, speeds = state.demand, state.speeds
-    fresh = demand.fresh(fleet, now, policy.scrape_seconds)
-    loaded = len(fleet.ready) - demand.num_new(fleet, now, policy.scrape_seconds)
+    fresh, loaded = demand.fresh(fleet, now, policy.scrape_seconds)
     hold = _missing_data(fleet, fresh, loaded, policy)
     if hold is not None:
-        return _held(state, hold)
+        return Decision(state.replicas, state.change, hold), state
     if now < state.since:
         state = replace(state, since=now)
     if not demand.is_known:
         # A single sample gives no rate.
-        return _held(state, None)
-    if speeds.capacity is None and (
-        demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values())
-    ):
-        return _held(state, Hold("CapacityUnknown", "the engines have not measured their speed yet"))
-    policy = _with_headroom(policy, state)
+        return Decision(state.replicas, state.change), state
+    if speeds.capacity is not None:
+        if policy.derives_utilization:
+            rate, target = speeds.capacity.tokens_per_second, policy.first_token_seconds
+            policy = replace(policy, utilization=derived_utilization(demand.requests.mean, rate, target))
+    elif demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values()):
+        hold = Hold("CapacityUnknown", "the engines have not measured their speed yet")
+        return Decision(state.replicas, state.change, hold), state
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, policy)
     return _decide(policy, state, fleet, needs, now)
-
-
-def _with_headroom(policy: Policy, state: State) -> Policy:
-    """Return the policy with the utilization that follows from what was measured, if none is configured."""
-    capacity = state.speeds.capacity
-    if not policy.derives_utilization or capacity is None:
-        return policy
-    shape = state.demand.requests.mean
-    share = derived_utilization(shape, capacity.tokens_per_second, policy.first_token_seconds)
-    return policy if share == policy.utilization else replace(policy, utilization=share)
 
 
 def _within_bounds(policy: Policy, state: State, present: int) -> State:
@@ -122,7 +118,7 @@ def _within_bounds(policy: Policy, state: State, present: int) -> State:
 
 
 def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, policy: Policy) -> Hold | None:
-    """Return why the data is insufficient for a decision; None if it is sufficient."""
+    """Return a hold if there are too few metrics for a decision."""
     ready = len(fleet.ready)
     if not ready:
         return Hold("NoReadyReplicas", "no replica is ready, so the load cannot be measured")
@@ -137,14 +133,10 @@ def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, poli
     return None
 
 
-def _held(state: State, hold: Hold | None) -> tuple[Decision, State]:
-    return Decision(state.replicas, state.change, hold), state
-
-
 def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float) -> tuple[Decision, State]:
     missing = missing_replicas(fleet, state.speeds, state.replicas)
     up = _whole(max(need.up for need in needs) + missing)
-    # Failing pods are kept only until others are ready in their place.
+    # Failing pods do not count here: they are kept only until others are ready in their place.
     down = max(need.down for need in needs) + state.speeds.deficit
     release = state.release.after_quiet(now, policy.down_window)
     state = replace(
@@ -157,12 +149,10 @@ def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: 
     state, hold, limit = _scale(policy, state, fleet, needs, now)
     if limit is None:
         limit = _node_limit(state, fleet) or _bound_limit(policy, state)
-    capacity = state.speeds.capacity
-    if capacity is None:
-        return Decision(state.replicas, state.change, hold, limit), state
-    arriving = state.demand.slow.value
-    sizing = Sizing(arriving, capacity.tokens_per_second, policy.utilization, missing, state.demand.is_warm)
-    return Decision(state.replicas, state.change, hold, limit, arriving / sizing.capacity, sizing), state
+    sizing, demand, capacity = None, state.demand, state.speeds.capacity
+    if capacity is not None:
+        sizing = Sizing(demand.slow.value, capacity.tokens_per_second, policy.utilization, missing, demand.slow.is_warm)
+    return Decision(state.replicas, state.change, hold, limit, sizing), state
 
 
 def _scale(
@@ -171,23 +161,22 @@ def _scale(
     current = state.replicas
     up = policy.within_bounds(round(-state.up_needs.value))
     if up > current and not fleet.without_room and now - state.since >= policy.up_window:
-        state = _up_period(state, now)
+        if now - state.up_since >= UP_SECONDS:
+            state = replace(state, up_since=now, up_from=current)
         most = max(UP_FACTOR * state.up_from, state.up_from + UP_REPLICAS)
+        limited = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         allowed = min(up, most)
-        limit = None
-        if allowed < up:
-            limit = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
         if allowed > current:
             change = _reason(fleet, needs, state)
             release = state.release
             if change.reason in BURSTS:
                 release = release.after_burst(now, policy.down_window)
             state = replace(state, replicas=allowed, change=change, release=release)
-        return state, None, limit
+        return state, None, limited if allowed < up else None
     deficit = state.speeds.deficit
     needed = max(state.down_needs.value, *(need.floor + deficit for need in needs))
     down = policy.within_bounds(_whole(needed))
-    # Pods that do not serve carry no load, so enough ready replicas must remain.
+    # Pods that are not ready carry no load, so enough ready replicas must remain.
     if down >= current or policy.within_bounds(_whole(needed - deficit)) > len(fleet.ready):
         return state, None, None
     if now - state.since < policy.down_window:
@@ -197,36 +186,25 @@ def _scale(
         return state, None, None
     step = max(1, math.floor(current * policy.max_step))
     fewer = max(down, current - step)
-    failing = failing_replicas(fleet, current)
-    if current - fewer <= failing:
-        message = (
-            f"{counted(len(fleet.ready))} ready and sufficient; {counted(current - fewer)} failing or lost removed"
-        )
-        return replace(state, replicas=fewer, down_at=now, change=Change("ReplicasReplaced", message)), None, None
-    window = state.release.window(policy.down_window)
-    change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {window:g} s")
-    release = state.release.after_scale_down(now)
-    return replace(state, replicas=fewer, down_at=now, change=change, release=release), None, None
+    if current - fewer <= failing_replicas(fleet, current):
+        removed = f"{counted(current - fewer)} failing or lost removed"
+        change = Change("ReplicasReplaced", f"{counted(len(fleet.ready))} ready and sufficient; {removed}")
+    else:
+        window = state.release.window(policy.down_window)
+        change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {window:g} s")
+        state = replace(state, release=state.release.after_scale_down(now))
+    return replace(state, replicas=fewer, down_at=now, change=change), None, None
 
 
 def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
-    """Return why replicas are added: a signal, or only that some of the present ones do not serve."""
+    """Return why replicas are added: because of a signal, or only because some do not serve."""
     if max(need.up for need in needs) <= state.replicas:
         return explain_missing(fleet, state.speeds)
     return max(needs, key=lambda need: need.priority).change
 
 
-def _up_period(state: State, now: float) -> State:
-    if now - state.up_since < UP_SECONDS:
-        return state
-    return replace(state, up_since=now, up_from=state.replicas)
-
-
 def _node_limit(state: State, fleet: Fleet) -> Limit | None:
-    """Return the limit if the node has no room for replicas that the load requires.
-
-    The replicas may run on only one node.
-    """
+    """Return a limit if the only node that the replicas may run on has no room for more of them."""
     if not fleet.without_room or state.unbounded_needs.value <= len(fleet.ready):
         return None
     return Limit(
@@ -237,15 +215,13 @@ def _node_limit(state: State, fleet: Fleet) -> Limit | None:
 
 
 def _bound_limit(policy: Policy, state: State) -> Limit | None:
-    """Return the bound that the load exceeded within the scale-down window: the window prevents flapping."""
+    """Return the bound that the load exceeded within the scale-down window, which prevents flapping."""
     if state.unbounded_needs.value > policy.max_replicas:
-        return Limit(
-            "TooManyReplicas", f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}"
-        )
+        message = f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}"
+        return Limit("TooManyReplicas", message)
     if max(1, _whole(state.down_needs.value)) < policy.min_replicas:
-        return Limit(
-            "TooFewReplicas", f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}"
-        )
+        message = f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}"
+        return Limit("TooFewReplicas", message)
     return None
 
 

@@ -1,8 +1,8 @@
-"""Learn the scale-down window: a release that a burst soon regrets doubles it.
+"""Learn the scale-down window: it doubles if a burst follows soon after a scale-down. Pure.
 
-Pure. Times in seconds. Removing a replica saves its cost until the next burst; removing it too early costs a cold
-start, in which requests are late. The trace of one burst cannot tell how often bursts recur, so the window follows the
-last mistake, as TCP's retransmission timeout does.
+Removing a replica saves its cost until the next burst. Removing it too early costs a cold start, during which requests
+are late. One burst does not show how often bursts recur, so the window follows the last mistake, as TCP's
+retransmission timeout does. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final
 
 # The window is at most this many times the configured one.
 MOST_FACTOR: Final = 4
-# After as many windows without a mistake, the window is halved.
+# The window is halved after this many windows without a mistake.
 QUIET_WINDOWS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is known about releases of replicas.
+    """The learned window.
 
     Attributes:
         factor: the scale-down window relative to the configured one, a power of two from 1 to `MOST_FACTOR`.
-        released: time of the last scale-down that was not regretted yet.
+        released: time of the last scale-down, unless it already counted as a mistake.
         learned: time of the last change of `factor`.
     """
 
@@ -32,25 +32,24 @@ class Release:
     learned: float = -math.inf
 
     def window(self, configured: float) -> float:
-        """Return the scale-down window that applies; `configured` is that of the resource."""
+        """Return the scale-down window that applies instead of the `configured` one."""
         return configured * self.factor
 
     def after_scale_down(self, now: float) -> Release:
         """Return the state after replicas were removed."""
         return Release(self.factor, now, self.learned)
 
-    def after_burst(self, now: float, window: float) -> Release:
-        """Return the state after a burst required new replicas; `window` is the configured one.
+    def after_burst(self, now: float, configured: float) -> Release:
+        """Double the window if a burst requires replicas within one window of the last scale-down.
 
-        Within one window of the last release, longer waiting would have avoided the cold start. One release is
-        regretted once.
+        A longer window would have avoided the cold start. A scale-down counts as a mistake once.
         """
-        if now - self.released > self.window(window):
+        if now - self.released > self.window(configured):
             return self
         return Release(min(MOST_FACTOR, 2 * self.factor), -math.inf, now)
 
-    def after_quiet(self, now: float, window: float) -> Release:
-        """Return the state with half the window, if nothing was regretted for `QUIET_WINDOWS` windows."""
-        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * self.window(window):
+    def after_quiet(self, now: float, configured: float) -> Release:
+        """Halve the window after `QUIET_WINDOWS` windows without a mistake."""
+        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * self.window(configured):
             return self
         return Release(self.factor // 2, self.released, now)

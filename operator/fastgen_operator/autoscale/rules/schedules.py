@@ -1,12 +1,12 @@
 """Which schedule sets the lower bound of the replicas, and when that changes next. Pure.
 
-Cron expressions are evaluated by cronsim in the schedule's time zone. An expression that names hours fires once on each
-day, as with Debian's cron: a time that is skipped when daylight saving time begins fires at the end of the gap, and a
-time that is repeated fires the first time.
+cronsim evaluates cron expressions in the schedule's time zone. As with Debian's cron, an expression that names hours
+fires once a day: a time that daylight saving skips fires at the end of the gap, and a repeated time fires once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -20,9 +20,9 @@ from fastgen_operator.api.autoscaling import Autoscaling, Schedule
 from fastgen_operator.autoscale.decision import Change, Decision, Limit, counted
 from fastgen_operator.autoscale.policy import Policy
 
-# More than a change of a zone's offset. Around one, cronsim starts from an ambiguous local time.
+# More than any change of a zone's offset: near one, cronsim would start from an ambiguous local time.
 _SHIFT: Final = timedelta(hours=3)
-# Any time: an expression without a match from here on has none at all.
+# An expression without a match from here on has none at all.
 _SOME_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -31,9 +31,9 @@ class Floor:
     """The lower bound that an active schedule sets.
 
     Attributes:
-        schedule: its name.
-        replicas: its minReplicas.
-        until: time at which the schedule ends, in its time zone, for messages; None if it never ends.
+        schedule: name of the schedule.
+        replicas: minReplicas of the schedule.
+        until: when the schedule ends, in its time zone; None if it never does.
     """
 
     schedule: str
@@ -42,7 +42,7 @@ class Floor:
 
     @classmethod
     def from_status(cls, shown: dict[str, Any]) -> Floor:
-        """Return the floor that `to_status` shows."""
+        """Return the floor of a `status.autoscaling.activeSchedule`."""
         until = shown.get("until")
         return cls(shown["name"], shown["minReplicas"], None if until is None else datetime.fromisoformat(until))
 
@@ -58,11 +58,11 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """What the schedules say at one moment.
+    """The effect of the schedules at one moment.
 
     Attributes:
         floor: the largest lower bound of the active schedules; None if it is not above minReplicas.
-        due: time at which the next schedule starts, or an active one ends; None if there is none.
+        due: when a schedule starts or ends next; None if none does.
     """
 
     floor: Floor | None = None
@@ -70,10 +70,7 @@ class Timetable:
 
 
 def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
-    """Return the floor at `now`, a time with a zone, and when it can change next.
-
-    Invalid schedules are ignored.
-    """
+    """Return the floor at `now`, which has a time zone, and when it can change next. Ignore invalid schedules."""
     if autoscaling is None:
         return Timetable()
     now = now.astimezone(UTC)
@@ -90,29 +87,28 @@ def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
             floors.append(Floor(schedule.name, schedule.min_replicas, local))
         times = (until, _next(schedule.start, zone, now))
         due += [time for time in times if time is not None and time > now]
-    highest = max(floors, key=lambda floor: (floor.replicas, _end_of(floor)), default=None)
+    highest = max(
+        floors,
+        key=lambda floor: (floor.replicas, floor.until.timestamp() if floor.until else math.inf),
+        default=None,
+    )
     if highest is not None and highest.replicas <= autoscaling.min_replicas:
         highest = None
     return Timetable(highest, min(due, default=None))
 
 
 def faults(autoscaling: Autoscaling | None) -> list[str]:
-    """Return what is wrong with the schedules beyond what the API server rejects.
-
-    Each message names the field and the remedy.
-    """
-    schedules = () if autoscaling is None else autoscaling.schedules
-    found = [(number, schedule.name, fault_of(schedule)) for number, schedule in enumerate(schedules)]
+    """Return the errors in schedules that the API server does not reject. Each names the field and the remedy."""
     return [
-        f"spec.autoscaling.schedules[{number}].{fault}: correct it; schedule {name} is ignored until then"
-        for number, name, fault in found
-        if fault is not None
+        f"spec.autoscaling.schedules[{number}].{fault}: correct it; schedule {schedule.name} is ignored until then"
+        for number, schedule in enumerate(() if autoscaling is None else autoscaling.schedules)
+        if (fault := fault_of(schedule)) is not None
     ]
 
 
 @lru_cache(maxsize=1024)
 def fault_of(schedule: Schedule) -> str | None:
-    """Return the first field that is wrong, and why; None if the schedule is valid."""
+    """Return the first invalid field and what is wrong with it; None if the schedule is valid."""
     if (schedule.end is None) == (schedule.duration_seconds is None):
         return "end and durationSeconds: exactly one of them is required"
     try:
@@ -131,14 +127,14 @@ def fault_of(schedule: Schedule) -> str | None:
 
 
 def with_floor(policy: Policy, floor: Floor | None) -> Policy:
-    """Return the policy with the floor as a lower bound, within the upper one."""
+    """Return the policy with minReplicas raised to the floor, up to maxReplicas."""
     if floor is None:
         return policy
     return replace(policy, min_replicas=min(policy.max_replicas, max(policy.min_replicas, floor.replicas)))
 
 
 def explained(decision: Decision, floor: Floor | None) -> Decision:
-    """Return the decision with the schedule as the reason where its floor is the bound that applies."""
+    """Return the decision with the schedule as the reason if its floor is the bound that applies."""
     if floor is None or decision.replicas != floor.replicas:
         return decision
     if decision.change is not None and decision.change.reason == "BoundsChanged":
@@ -149,7 +145,7 @@ def explained(decision: Decision, floor: Floor | None) -> Decision:
 
 
 def _end(schedule: Schedule, zone: ZoneInfo, began: datetime) -> datetime | None:
-    """Return the end of the run that began then; None if it never ends."""
+    """Return the end of the run that began at `began`; None if it never ends."""
     if schedule.end is not None:
         return _next(schedule.end, zone, began)
     assert schedule.duration_seconds is not None
@@ -167,10 +163,6 @@ def _next(expression: str, zone: ZoneInfo, now: datetime) -> datetime | None:
 
 
 def _matches(expression: str, zone: ZoneInfo, start: datetime, *, reverse: bool) -> Iterator[datetime]:
-    """Yield the matches from `start` on, in UTC: Python compares times of one zone without their offsets."""
+    """Yield the matches from `start` on, in UTC because Python compares times of one zone without their offsets."""
     for time in CronSim(expression, start.astimezone(zone), reverse=reverse):
         yield time.astimezone(UTC)
-
-
-def _end_of(floor: Floor) -> float:
-    return float("inf") if floor.until is None else floor.until.timestamp()

@@ -1,7 +1,6 @@
-"""HTTP/1.1 connections to replicas, each kept for many requests.
+"""Persistent HTTP/1.1 connections to replicas: a non-blocking socket with httptools' parser.
 
-A connection is a non-blocking socket with httptools' parser. See docs/decisions/029-scrapes-over-a-parser.md and
-036-scrapes-over-sockets.md.
+See docs/decisions/029-scrapes-over-a-parser.md and 036-scrapes-over-sockets.md.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from typing import Final
 
 from httptools import HttpParserError, HttpResponseParser
 
-# Headers that say where the body ends. Without them it ends with the connection.
+from fastgen_operator.autoscale.scrape.exposition import UnusableError
+
+# Headers that delimit the body. Without them, it ends with the connection.
 _LENGTHS: Final = frozenset((b"content-length", b"transfer-encoding"))
-# Bytes to receive at once: a whole response.
+# Bytes to receive at once: usually a whole response.
 _CHUNK: Final = 1 << 16
 
 
@@ -25,25 +26,19 @@ class StaleConnectionError(ConnectionError):
     """The peer closed the connection before it sent a byte of the response."""
 
 
-class TooLargeError(Exception):
-    """A response is larger than the limit."""
-
-
 class Connection:
-    """A connection for one request at a time, which never blocks.
-
-    httptools calls the methods named `on_...`.
+    """A non-blocking connection for one request at a time; httptools calls its `on_...` methods.
 
     Args:
         host: an IP address.
         limit: maximum size of a response in bytes, headers and encoding included.
 
     Attributes:
-        is_open: whether the connection can be used, or will be when it is established.
-        is_waiting: whether there is a request without a response.
+        is_open: whether the connection can be used, now or once it is established.
+        is_waiting: whether a request has no response yet.
 
     Raises:
-        OSError: there is no route.
+        OSError: there is no route to the host.
     """
 
     def __init__(self, host: str, port: int, limit: int) -> None:
@@ -63,35 +58,30 @@ class Connection:
             raise OSError(error, os.strerror(error))
 
     def fileno(self) -> int:
-        """Return the socket's file descriptor, for selectors."""
+        """Return the file descriptor, for selectors."""
         return self._socket.fileno()
 
     @property
     def events(self) -> int:
-        """The events of selectors after which `advance` can do something."""
+        """The selector events to wait for before the next `advance`."""
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def close(self) -> None:
-        """Close the connection at once. May be called again."""
+        """Close the connection; a second call does nothing."""
         self.is_open = False
         self._socket.close()
-        self._parser = None  # it refers to this object
+        self._parser = None  # break the reference cycle
 
     def is_silent(self) -> bool:
-        """Return whether the peer has been silent since the last response.
-
-        It has neither closed the connection nor sent anything.
-        """
+        """Return whether the peer has neither closed the connection nor sent anything since the last response."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     def begin(self, request: bytes) -> None:
-        """Begin a request without a body; `advance` does the rest, and reports errors."""
+        """Begin a request without a body. `advance` continues it and raises its errors."""
         assert self.is_open, "the connection is closed"
         assert not self.is_waiting, "a connection has one request at a time"
         self._unsent, self.is_waiting = request, True
@@ -101,15 +91,12 @@ class Connection:
             self._unsent = request[self._socket.send(request) :]
 
     def advance(self) -> tuple[int, bytes] | None:
-        """Send or receive what is possible now.
-
-        Return the status and the body of a complete response, else None. After a response the connection is closed if
-        the response says so.
+        """Send or receive what is possible now; return status and body once the response is complete.
 
         Raises:
             StaleConnectionError: the peer closed the connection before the response.
-            TooLargeError: the response exceeds the limit.
-            OSError: there is no connection, or it was lost, or the response is not HTTP.
+            UnusableError: the response exceeds the limit.
+            OSError: the connection failed or was lost, or the response is not HTTP.
         """
         try:
             if self._unsent:
@@ -125,16 +112,19 @@ class Connection:
         if data:
             self._receive(data)
         else:
-            self._receive_end()
-        if self._response is not None:
-            self.is_waiting = False
+            # The end of the connection ends a body without a length, and cuts any other response.
+            self.is_open = False
+            if not self._status or self._has_length:
+                raise self._lost()
+            self._response = self._status, b"".join(self._body)
+        self.is_waiting = self._response is None
         return self._response
 
     def _receive(self, data: bytes) -> None:
         assert self._parser is not None
         self._num_received += len(data)
         if self._num_received > self._limit:
-            raise TooLargeError(f"the response exceeds {self._limit >> 10} KiB")
+            raise UnusableError("TooLarge", f"the response exceeds {self._limit >> 10} KiB")
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
@@ -142,23 +132,16 @@ class Connection:
                 raise ConnectionError(f"the response is not HTTP: {error}") from None
             self.is_open = False
 
-    def _receive_end(self) -> None:
-        """End a body without a length; fail any other response."""
-        self.is_open = False
-        if not self._status or self._has_length:
-            raise self._lost()
-        self._response = self._status, b"".join(self._body)
-
     def _lost(self, why: str = "") -> ConnectionError:
         kind = ConnectionError if self._num_received else StaleConnectionError
         return kind(f"the connection was closed before the end of the response{why}")
 
     def on_message_begin(self) -> None:
-        """Use the connection for nothing else after a second response, for which there is no request."""
+        """Stop reusing the connection if a second response begins: no request asked for it."""
         self.is_open &= self._response is None
 
     def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002  # httptools passes both
-        """Notice whether the body has a length."""
+        """Remember whether the body is delimited."""
         self._has_length |= name.lower() in _LENGTHS
 
     def on_headers_complete(self) -> None:
@@ -167,11 +150,11 @@ class Connection:
         self._status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Collect a part of the body."""
+        """Append a part of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
+        """Complete the response."""
         assert self._parser is not None
         if self._response is None:
             self._response = self._status, b"".join(self._body)

@@ -1,4 +1,4 @@
-"""Parse and validate the metrics of a replica, in the Prometheus text format."""
+"""Parse and validate a replica's metrics in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample
 
-# Why a response is unusable. Failures are counted by it.
+# Why a scrape failed; a label of the counter of failed scrapes.
 Reason = Literal[
     "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
 ]
 
-# Counters of tokens or requests stay far below this.
+# No counter of tokens or requests gets near this.
 _LARGEST: Final = 1e15
 _LARGEST_RATIO: Final = 1 + 1e-6
 _PREFIX: Final = "fastgen_"
 
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
-_NAMES: Final = frozenset(_PREFIX + name for name, _ in (*SAMPLE_METRICS, *_COEFFICIENTS))
-# Asks for these samples alone. What does not know the parameter returns all.
+_METRICS: Final = (*SAMPLE_METRICS, *_COEFFICIENTS)
+_NAMES: Final = frozenset(_PREFIX + name for name, _ in _METRICS)
+# Requests only these metrics. Engines that do not know the parameter return all.
 QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
-# The second label of metrics that have one; its value is part of the key.
+# The label besides model_name, for metrics that have one. Its value is part of the key.
 _LABELS: Final = {"scheduled_tokens_total": "phase", "step_model": "coefficient"}
 
 
 class UnusableError(Exception):
-    """A response is unusable."""
+    """A scrape failed; `reason` is the label under which it is counted."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -36,25 +37,22 @@ class UnusableError(Exception):
 
 
 def parse_sample(text: str, model_name: str, time: float) -> Sample:
-    """Parse a response in the Prometheus text format.
+    """Return the sample of a scrape at a monotonic time.
 
     Raises:
-        UnusableError: the response is not an engine's metrics, is for another model, or has impossible values.
+        UnusableError: these are not an engine's metrics, they are of another model, or values are impossible.
     """
     values = _usual_values(text, model_name) or _values(text, model_name)
     for (name, _), value in values.items():
         if not 0 <= value < (_LARGEST_RATIO if name.endswith("_ratio") else _LARGEST):
             raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
     fields = {field: values[key] for key, field in SAMPLE_METRICS.items()}
-    base, token, kv_token = (values[key] for key in _COEFFICIENTS)
-    return Sample(time=time, step_model=(base, token, kv_token), **fields)
+    a, b, c = (values[key] for key in _COEFFICIENTS)
+    return Sample(time=time, step_model=(a, b, c), **fields)
 
 
 def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
-    """Return what `_values` returns if each line is written as the engine writes it, else None.
-
-    Ten times as fast.
-    """
+    """Return the same as `_values`, ten times as fast; None if lines are not written as engines write them."""
     keys = _usual_heads(model_name)
     values: dict[Metric, float] = {}
     try:
@@ -70,12 +68,9 @@ def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
 
 @lru_cache(maxsize=10_000)
 def _usual_heads(model_name: str) -> dict[str, Metric]:
-    """Return the key of each line, by the line without its value.
-
-    Lines are those that the engine's library writes for a name without escapes.
-    """
+    """Return the metric of each line without its value, as engines write it for a name without escapes."""
     heads = {}
-    for name, value in (*SAMPLE_METRICS, *_COEFFICIENTS):
+    for name, value in _METRICS:
         labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})
         written = ",".join(f'{label}="{text}"' for label, text in sorted(labels.items()))
         heads[f"{_PREFIX}{name}{{{written}}}"] = (name, value)
@@ -83,11 +78,7 @@ def _usual_heads(model_name: str) -> dict[str, Metric]:
 
 
 def _values(text: str, model_name: str) -> dict[Metric, float]:
-    """Return all values that are read.
-
-    Raises:
-        UnusableError: the response is not an engine's metrics, or is for another model.
-    """
+    """Return the value of each metric, parsed by prometheus_client; raises UnusableError as `parse_sample` does."""
     lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")
@@ -104,7 +95,7 @@ def _values(text: str, model_name: str) -> dict[Metric, float]:
         if model != model_name:
             raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
-    for key in (*SAMPLE_METRICS, *_COEFFICIENTS):
+    for key in _METRICS:
         if key not in values:
             raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
     return values

@@ -1,7 +1,7 @@
 """Scrape the metrics of many replicas over kept connections.
 
-`Scraper` returns errors, it does not raise. One thread serves all requests: it waits for the sockets of those in flight
-with `selectors`, without a task, a timer or a transport for each. See docs/decisions/036-scrapes-over-sockets.md.
+`Scraper.scrape` returns errors instead of raising them. The caller's thread serves all requests in flight: it waits for
+their sockets with `selectors`. See docs/decisions/036-scrapes-over-sockets.md.
 """
 
 from __future__ import annotations
@@ -9,28 +9,26 @@ from __future__ import annotations
 import selectors
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from threading import Lock
-from typing import Final, Self
+from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape.connection import Connection, StaleConnectionError, TooLargeError
+from fastgen_operator.autoscale.scrape.connection import Connection, StaleConnectionError
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
 from fastgen_operator.children.metadata import HTTP_PORT
 
-# A response has 3 KiB, or 30 KiB if the engine ignores which samples are asked for.
+# A response has 3 KiB, or 30 KiB if the engine ignores the query.
 _LIMIT_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A replica to scrape.
-
-    It has a pod name, an IP address, the model name that its metrics must have, and a port.
-    """
+    """A replica to scrape: its pod, its IP address, and the model name that its metrics must have."""
 
     pod: str
     address: str
@@ -41,19 +39,16 @@ class Target:
 Answer = Sample | UnusableError
 
 
-class Scraper:
-    """Scrape many replicas concurrently, in the thread of the caller.
-
-    A context manager, which closes its connections. Several threads may use it. Connections are kept for the next
-    scrape. One that the engine has closed meanwhile is replaced.
+class Scraper(AbstractContextManager["Scraper"]):
+    """Scrape many replicas concurrently. Several threads may use it; leaving the context closes its connections.
 
     Args:
         period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
         concurrency: maximum number of concurrent requests of one call.
         deadline: timeout for one replica in seconds, connecting included.
-        keep: maximum number of connections to keep. Each is an open file.
-        keep_seconds: a connection without a request for this long is closed. The default is above the 75 s after which
-            an engine closes it, so only those to engines that vanished are left.
+        keep: maximum number of connections to keep for the next scrape. Each is an open file.
+        keep_seconds: idle time after which a connection is closed. Engines close theirs after 75 s, so only
+            connections to engines that vanished reach the default.
     """
 
     def __init__(
@@ -72,33 +67,22 @@ class Scraper:
         self._kept: OrderedDict[Target, tuple[float, Connection]] = OrderedDict()
         self.is_closed = False
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connections.
-
-        Calls of `scrape` in other threads end early, at the latest after one deadline.
-        """
+        """Close the connections. Calls of `scrape` in other threads return within one deadline."""
         with self._lock:
             self.is_closed = True
-            kept = [connection for _, connection in self._kept.values()]
-            self._kept.clear()
-        for connection in kept:
-            connection.close()
+        self._close_unused(time.monotonic())
 
     def scrape(self, targets: Iterable[Target]) -> dict[Target, Answer]:
         """Scrape all targets. Takes at most ceil(targets / concurrency) times the deadline."""
         self._close_unused(time.monotonic() - self._keep_seconds)
-        with _Round(self) as running:
-            running.run(iter(tuple(targets)))
-        return running.found
+        return _Round(self).run(targets)
 
     def take(self, target: Target) -> Connection | None:
-        """Return the kept connection to a replica if it can be used again, and keep it no longer."""
+        """Return the kept connection to a replica, if it still can be used, and stop keeping it."""
         with self._lock:
             _, connection = self._kept.pop(target, (0.0, None))
         if connection is not None and not connection.is_silent():
@@ -109,26 +93,22 @@ class Scraper:
     def put(self, target: Target, connection: Connection) -> None:
         """Keep a connection whose request has ended, or close it."""
         with self._lock:
-            keeps = connection.is_open and not self.is_closed
-            keeps = keeps and len(self._kept) < self._keep and target not in self._kept
-            if keeps:
+            has_room = len(self._kept) < self._keep and target not in self._kept
+            if connection.is_open and has_room and not self.is_closed:
                 self._kept[target] = time.monotonic(), connection
-        if not keeps:
-            connection.close()
+            else:
+                connection.close()
 
     def _close_unused(self, since: float) -> None:
-        """Close the connections that were not used since then: to pods that are gone."""
-        unused = []
+        """Close the connections that were last used at `since` or before."""
         with self._lock:
-            while self._kept and next(iter(self._kept.values()))[0] < since:
-                unused.append(self._kept.popitem(last=False)[1][1])
-        for connection in unused:
-            connection.close()
+            while self._kept and next(iter(self._kept.values()))[0] <= since:
+                self._kept.popitem(last=False)[1][1].close()
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A request in flight; it may be sent once more if its connection was kept and is stale."""
+    """A request in flight. It is sent once more if its connection was kept and turns out to be stale."""
 
     target: Target
     deadline: float
@@ -137,35 +117,34 @@ class _Flight:
 
 
 class _Round:
-    """One call of `Scraper.scrape`: the requests in flight, and what came of the others."""
+    """One call of `Scraper.scrape`: the requests in flight, and the answers so far."""
 
     def __init__(self, scraper: Scraper) -> None:
         self._scraper = scraper
         self._selector = selectors.DefaultSelector()
         self._flights: set[_Flight] = set()
-        self.found: dict[Target, Answer] = {}
+        self._found: dict[Target, Answer] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for flight in self._flights:
-            flight.connection.close()
-        self._selector.close()
-
-    def run(self, waiting: Iterator[Target]) -> None:
-        """Scrape the targets, unless the scraper is closed meanwhile."""
-        while not self._scraper.is_closed:
-            begun = list(islice(waiting, self._scraper.concurrency - len(self._flights)))
-            for target in begun:
-                self._begin(target)
-            if self._flights:
-                self._wait()
-            elif not begun:
-                return
+    def run(self, targets: Iterable[Target]) -> dict[Target, Answer]:
+        """Scrape the targets, until the scraper is closed."""
+        waiting = iter(tuple(targets))
+        try:
+            while not self._scraper.is_closed:
+                begun = list(islice(waiting, self._scraper.concurrency - len(self._flights)))
+                for target in begun:
+                    self._begin(target)
+                if self._flights:
+                    self._wait()
+                elif not begun:
+                    break
+            return self._found
+        finally:
+            for flight in self._flights:
+                flight.connection.close()
+            self._selector.close()
 
     def _wait(self) -> None:
-        """Wait until something happens to requests in flight, and follow it."""
+        """Wait for events of requests in flight and handle them; end the requests that are past their deadline."""
         first = min(flight.deadline for flight in self._flights)
         for key, _ in self._selector.select(max(0.0, first - time.monotonic())):
             self._advance(key.data)
@@ -176,8 +155,7 @@ class _Round:
 
     def _begin(self, target: Target) -> None:
         deadline = time.monotonic() + self._scraper.deadline
-        kept = self._scraper.take(target)
-        if kept is None:
+        if (kept := self._scraper.take(target)) is None:
             self._connect(target, deadline)
         else:
             self._send(_Flight(target, deadline, kept, was_kept=True))
@@ -186,7 +164,7 @@ class _Round:
         try:
             connection = Connection(target.address, target.port, _LIMIT_BYTES)
         except OSError as error:
-            self.found[target] = _unreachable(error)
+            self._found[target] = _unreachable(error)
         else:
             self._send(_Flight(target, deadline, connection, was_kept=False))
 
@@ -196,24 +174,21 @@ class _Round:
         self._selector.register(flight.connection, flight.connection.events, flight)
 
     def _advance(self, flight: _Flight) -> None:
-        """Send or receive what is possible now."""
+        """Send or receive what is possible now, and parse a complete response."""
         connection, events = flight.connection, flight.connection.events
         try:
             response = connection.advance()
-        except StaleConnectionError as error:
-            self._end(flight, _unreachable(error))
-            if flight.was_kept:
-                # The engine has closed the connection at the moment of the request.
-                self._connect(flight.target, flight.deadline)
-        except OSError as error:
-            self._end(flight, _unreachable(error))
-        except TooLargeError as error:
-            self._end(flight, UnusableError("TooLarge", str(error)))
-        else:
             if response is not None:
-                self._end(flight, _answer(*response, flight.target))
+                self._end(flight, _sample(*response, flight.target.model_name))
             elif connection.events != events:
                 self._selector.modify(connection, connection.events, flight)
+        except UnusableError as error:
+            self._end(flight, error)
+        except OSError as error:
+            self._end(flight, _unreachable(error))
+            if flight.was_kept and isinstance(error, StaleConnectionError):
+                # The engine closed the connection at the moment of the request.
+                self._connect(flight.target, flight.deadline)
 
     def _end(self, flight: _Flight, answer: Answer) -> None:
         self._flights.discard(flight)
@@ -221,25 +196,22 @@ class _Round:
         if flight.connection.is_waiting:
             flight.connection.close()
         self._scraper.put(flight.target, flight.connection)
-        self.found[flight.target] = answer
+        self._found[flight.target] = answer
 
 
 def _unreachable(error: OSError) -> UnusableError:
     return UnusableError("Unreachable", str(error) or type(error).__name__)
 
 
-def _answer(status: int, body: bytes, target: Target) -> Answer:
+def _sample(status: int, body: bytes, model_name: str) -> Sample:
     if status != 200:
-        return UnusableError("BadStatus", f"HTTP {status}")
-    try:
-        return parse_sample(body.decode(errors="replace"), target.model_name, time.monotonic())
-    except UnusableError as error:
-        return error
+        raise UnusableError("BadStatus", f"HTTP {status}")
+    return parse_sample(body.decode(errors="replace"), model_name, time.monotonic())
 
 
 @lru_cache(maxsize=20_000)
 def _request(address: str, port: int) -> bytes:
-    """Return the request for the samples that are read."""
+    """Return the request for the metrics of `Sample`."""
     host = f"[{address}]" if ":" in address else address
     head = (
         f"GET /metrics?{QUERY} HTTP/1.1",

@@ -90,7 +90,7 @@ def explanation(replay: Replay, screen: Screen, now: datetime) -> list[str]:
     if replay.is_equal:
         return [*lines, f"  {'replay':<{_INDENT - 2}}" + screen.paint(Cell("equal to the recorded decision", "green"))]
     words = (
-        f"differs: the operator decided {decision.replicas}, this policy {replay.outcome.decision.replicas}; the steps "
+        f"differs: the operator decided {decision.replicas}, this policy {replay.decision.replicas}; the steps "
         f"above are of this policy, of fastgen {VERSION}: install the operator's version to see its own"
     )
     first, *rest = wrapped(words, _WIDTH, _INDENT)
@@ -162,4 +162,4 @@ def _json(replay: Replay) -> dict[str, Any]:
     entry = replay.entry
     recorded = to_json(Journal((entry,), None))["changes"][0]
     steps = {step.title: list(step.lines) for step in steps_of(replay)}
-    return {**recorded, "replayed": to_json(replay.outcome.decision), "isEqual": replay.is_equal, "steps": steps}
+    return {**recorded, "replayed": to_json(replay.decision), "isEqual": replay.is_equal, "steps": steps}

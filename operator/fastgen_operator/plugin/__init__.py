@@ -1,4 +1,1 @@
-"""`kubectl fastgen`: what people see of FastGenDeployments in a terminal.
-
-It reads with the user's own rights.
-"""
+"""`kubectl fastgen`: show and test FastGenDeployments with the user's own rights."""

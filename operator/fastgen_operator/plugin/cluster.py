@@ -1,4 +1,4 @@
-"""The cluster as the user of a kubeconfig sees it. Every error is one line that says what to do."""
+"""Requests to a cluster with the credentials of a kubeconfig. Every error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/nam
 
 
 class PluginError(Exception):
-    """The command fails; the message is one line."""
+    """The command fails; the message has one line."""
 
     exit_code = 1
 
@@ -56,8 +56,8 @@ class Cluster:
         """Send a request and return the decoded response.
 
         Raises:
-            KubeError: 404 or 409, or 429 for an eviction; the caller knows what it means.
-            PluginError: anything else.
+            KubeError: 404, 409 or 429, whose meaning depends on the request.
+            PluginError: any other error.
         """
         try:
             return self.server.request(method, path, query, body, None if body is None else "application/json")
@@ -67,7 +67,7 @@ class Cluster:
             raise self._failure(error) from error
 
     def resources(self, namespace: str | None) -> list[Object]:
-        """Return the FastGenDeployments of a namespace; None for all."""
+        """Return the FastGenDeployments of a namespace, or of all if it is None."""
         try:
             found: list[Object] = self.request("GET", FASTGEN.path(namespace))["items"]
         except KubeError as error:
@@ -107,7 +107,7 @@ class Cluster:
             raise PluginError(f"evicting pod {metadata['name']}: {error}") from None
 
     def log(self, pod: Object, query: list[tuple[str, str]]) -> Iterator[str]:
-        """Yield the lines of a container's log. With `follow` in the query it ends with the container.
+        """Yield the lines of a container's log. With `follow` in the query, they end with the container.
 
         Raises:
             KubeError: the pod has no such log.
@@ -132,29 +132,27 @@ class Cluster:
             raise PluginError(f"the log of pod {metadata['name']} ended: {error}") from error
 
     def connection(self, namespace: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
-        """Return an HTTP connection to a port of a pod, through the API server and the pod's kubelet.
+        """Return an HTTP connection to a port of a pod, through the API server and the kubelet.
 
-        Unlike a request through the API server's proxy, it reaches servers of the loopback interface, and no
-        NetworkPolicy applies to it.
+        Unlike the API server's proxy, it reaches servers on the loopback interface, and no NetworkPolicy applies.
 
         Raises:
             PluginError: the user may not forward ports, or the pod does not run.
         """
-        # A client of its own: forwarding replaces a method of the client for a moment, and other threads use others.
+        # Use a new client, because portforward temporarily replaces a method of the client, and threads share others.
         core = CoreV1Api(ApiClient(self.configuration))
         try:
             forward = portforward(core.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port))
         except ApiException as error:
-            raise PluginError(
-                f"forwarding port {port} of pod {namespace}/{pod}: {_handshake(str(error.reason))}"
-            ) from None
+            reason = _handshake(str(error.reason))
+            raise PluginError(f"forwarding port {port} of pod {namespace}/{pod}: {reason}") from None
         made = http.client.HTTPConnection("localhost", port, timeout=timeout)
         made.sock = forward.socket(port)
         made.sock.settimeout(timeout)
         return made
 
     def _missing(self, name: str) -> str:
-        """Say that there is no such resource, and which one may be meant."""
+        """Return an error that there is no such resource, with the names that may be meant."""
         words = f'no FastGenDeployment "{name}" in namespace "{self.namespace}"'
         names = [each["metadata"]["name"] for each in self.resources(self.namespace)]
         near = difflib.get_close_matches(name, names, 3)
@@ -182,9 +180,7 @@ class Cluster:
 
 
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-    """Return the cluster of the kubeconfig that kubectl would use.
-
-    Without one, in a pod, it is that of the service account.
+    """Return the cluster of the kubeconfig that kubectl would use, or else the one of the pod's service account.
 
     Raises:
         UsageError: there are no credentials, or no such context.
@@ -201,18 +197,17 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
         if inside is None:
             raise UsageError(f"no kubeconfig: {_one_line(error)}: set --kubeconfig or KUBECONFIG") from error
         name, default = inside
-    # A person waits: the first error is better than a late one.
+    # Do not retry, because a person waits.
     configuration.retries = 0
     server = ApiServer(ApiClient(configuration), Metrics(), _REQUEST_SECONDS)
     return Cluster(configuration, name, namespace or default, server)
 
 
 def _named(contexts: list[Any], name: str) -> Any:
-    for context in contexts:
-        if context["name"] == name:
-            return context
-    names = ", ".join(str(context["name"]) for context in contexts)
-    raise UsageError(f'no context "{name}" in the kubeconfig: it has {names}')
+    by_name = {str(context["name"]): context for context in contexts}
+    if name not in by_name:
+        raise UsageError(f'no context "{name}" in the kubeconfig: it has {", ".join(by_name)}')
+    return by_name[name]
 
 
 def _in_pod(configuration: Configuration) -> tuple[str, str] | None:
@@ -242,10 +237,7 @@ def _message_of(body: bytes) -> str:
 
 
 def _handshake(reason: str) -> str:
-    """Return what the API server answered instead of opening a connection.
-
-    It is the message of the body, if there is one.
-    """
+    """Return why the API server rejected a port-forward: the message of its response's body, if it has one."""
     status = reason.partition(" -+-+- ")[0]
     start, end = reason.find('{"kind"'), reason.rfind("}")
     if 0 <= start < end:

@@ -1,7 +1,4 @@
-"""Metrics of the engines of a FastGenDeployment, and what they did between two scrapes.
-
-Each engine is reached through a port-forward of its own.
-"""
+"""Read the metrics of engines through port-forwards, and derive load and latency between two scrapes."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.pods import is_ready, name_of
 
-# Metrics of one pod arrive within this time, or it is shown without figures.
+# A pod whose metrics take longer is shown without figures.
 _SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
 
 
 def serving(pods: Sequence[Object]) -> list[Object]:
-    """Return the pods whose engine may answer: those that are ready, also while they drain."""
+    """Return the ready pods, draining ones included: their engines may answer."""
     return [pod for pod in pods if is_ready(pod)]
 
 
 class MetricsReader:
-    """Reads the metrics of pods. Connections are kept for the next time, and replaced if they fail."""
+    """Reads the metrics of pods. Connections are kept for the next scrape, and replaced if they fail."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -38,7 +35,7 @@ class MetricsReader:
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics")
 
     def read(self, pods: Sequence[Object]) -> dict[str, Scrape | PluginError]:
-        """Return the metrics of each pod, or why there are none, by name."""
+        """Return the metrics of each pod by name, or why there are none."""
         names = [name_of(pod) for pod in pods]
         for gone in self._connections.keys() - {*names}:
             self._connections.pop(gone).close()
@@ -53,9 +50,14 @@ class MetricsReader:
             try:
                 if connection is None:
                     connection = self._cluster.connection(pod["metadata"]["namespace"], name, HTTP_PORT, _SECONDS)
-                text = get(connection, "/metrics")
+                connection.request("GET", "/metrics")
+                answer = connection.getresponse()
+                body = answer.read().decode(errors="replace")
+                if answer.status != 200:
+                    found = f"{answer.status} {answer.reason}: {' '.join(body.split())[:200]}"
+                    return PluginError(f"GET /metrics: {found}")
                 self._connections[name] = connection
-                return Scrape.parse(text, time.monotonic())
+                return Scrape.parse(body, time.monotonic())
             except PluginError as error:
                 return error
             except (OSError, http.client.HTTPException) as error:
@@ -65,32 +67,17 @@ class MetricsReader:
         return failure
 
 
-def get(connection: http.client.HTTPConnection, path: str) -> str:
-    """Return the body of a GET as text.
-
-    Raises:
-        PluginError: the status is not 200.
-        OSError, HTTPException: the connection failed.
-    """
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    body = answer.read().decode(errors="replace")
-    if answer.status != 200:
-        raise PluginError(f"GET {path}: {answer.status} {answer.reason}: {' '.join(body.split())[:200]}")
-    return body
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one engine, or all together, did in an interval.
+    """Load and latency of one engine, or of all together, in an interval.
 
     Attributes:
         prompt_tokens, decode_tokens: forward tokens per second.
         step: mean share of the token budget that a step used.
-        running, waiting: requests.
+        running, waiting: number of requests.
         backlog_tokens: prompt tokens not yet computed.
         kv_cache: used share of the KV cache.
-        first_token, inter_token: median and 99th percentile in seconds; None without any.
+        first_token, inter_token: median and 99th percentile of the latencies in seconds; None without any.
     """
 
     prompt_tokens: float
@@ -105,7 +92,7 @@ class Figures:
 
 
 def figures_of(intervals: Sequence[Interval]) -> Figures:
-    """Return the figures of engines together; at least one."""
+    """Return the figures of at least one engine together."""
     whole = Interval.sum_of(intervals)
     room = sum(each.growth("step_tokens_count") * each.after.value("token_budget") for each in intervals)
     capacity = whole.after.value("kv_cache_capacity_tokens")
@@ -123,17 +110,17 @@ def figures_of(intervals: Sequence[Interval]) -> Figures:
 
 
 def _percentiles(interval: Interval, histogram: str) -> tuple[float | None, float | None]:
-    median, high = (interval.quantile(histogram, share) for share in (0.5, 0.99))
-    return (None if math.isnan(median) else median, None if math.isnan(high) else high)
+    p50, p99 = (interval.quantile(histogram, share) for share in (0.5, 0.99))
+    return None if math.isnan(p50) else p50, None if math.isnan(p99) else p99
 
 
 def load_between(
     before: Mapping[str, Scrape | Exception], after: Mapping[str, Scrape | Exception]
 ) -> tuple[dict[str, Figures | str], Figures | None]:
-    """Return the figures of each pod, or why there are none, and those of all together, if there are any.
+    """Return the figures of each pod, or why there are none, and the figures of all pods together, if any.
 
     Args:
-        before, after: scrapes by pod, or what failed. A new pod has figures from its second scrape on.
+        before, after: scrapes by pod, or their errors. A new pod has figures from its second scrape on.
     """
     intervals = {
         name: Interval(old, new)
@@ -148,5 +135,5 @@ def load_between(
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return a time as a number of milliseconds, or a dash."""
+    """Return a time in milliseconds; a dash for None."""
     return "-" if seconds is None else f"{seconds * 1000:,.0f}" if seconds >= 0.1 else f"{seconds * 1000:.1f}"

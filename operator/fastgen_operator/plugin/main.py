@@ -1,6 +1,7 @@
-"""The command `kubectl fastgen`, as kubectl finds it on the PATH: `kubectl-fastgen`.
+"""The program `kubectl-fastgen`, which kubectl runs as `kubectl fastgen`.
 
-Exit codes: 0; 1 if the command fails, or a drain test loses a request; 2 for a wrong command line or kubeconfig.
+Exit codes: 0; 1 if the command fails, a drain test loses a request or a decision is not repeated; 2 for a wrong
+command line or kubeconfig.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _KINDS: Final = ("fgd", "fastgendeployment", "fastgendeployments", "fastgendeplo
 
 
 class _Parser(argparse.ArgumentParser):
-    """Report errors in one line, without the usage."""
+    """Reports errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_MISUSE, f"error: {message}\n")
@@ -36,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _MISUSE
     options = parser().parse_args(arguments)
     try:
-        name = getattr(options, "name", None)
-        if name is not None:
-            options.name = _name(name)
+        if getattr(options, "name", None) is not None:
+            options.name = _name(options.name)
         used = {key: getattr(options, key, None) for key in ("kubeconfig", "context", "namespace")}
         return int(options.run(options, clusters.connect(**used), Screen()))
     except clusters.PluginError as error:
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # the reader has closed the pipe, as in `kubectl fastgen logs chat | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
+    except BrokenPipeError:  # the reader closed the pipe, as in `kubectl fastgen logs chat | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # let the flush at exit succeed
         return 1
 
 
@@ -55,21 +55,22 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     from fastgen_operator.plugin.commands import dashboard, drain_test, explain_scaling, logs, status, top
 
-    commands: tuple[tuple[str, str, ModuleType], ...] = (
-        ("status", "show a FastGenDeployment on one screen, or a table of all", status),
-        ("explain-scaling", "repeat the last decisions of the autoscaler and show their arithmetic", explain_scaling),
-        ("logs", "print the logs of all pods", logs),
-        ("top", "show load and latency of all pods, live", top),
-        ("drain-test", "restart a pod under load and report whether a request was lost", drain_test),
-        ("dashboard", "serve a page with all resources on this machine", dashboard),
-    )
+    commands: dict[ModuleType, str] = {
+        status: "show a FastGenDeployment on one screen, or a table of all",
+        explain_scaling: "repeat the last decisions of the autoscaler and show their arithmetic",
+        logs: "print the logs of all pods",
+        top: "show load and latency of all pods, live",
+        drain_test: "restart a pod under load and report whether a request was lost",
+        dashboard: "serve a page with all resources on this machine",
+    }
     common = _common()
     made = _Parser(
         prog="kubectl fastgen", description="Look at FastGenDeployments.", parents=[common], allow_abbrev=False
     )
     made.add_argument("--version", action="version", version=f"kubectl-fastgen {VERSION}")
     subparsers = made.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
-    for name, summary, module in commands:
+    for module, summary in commands.items():
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
         description = f"{summary[0].upper()}{summary[1:]}."
         sub = subparsers.add_parser(name, help=summary, description=description, parents=[common], allow_abbrev=False)
         module.add_arguments(sub)
@@ -78,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _common() -> _Parser:
-    """Return the flags of kubectl that are allowed before and after the command."""
+    """Return the flags of kubectl, which are allowed before and after the command."""
     common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("-n", "--namespace", metavar="NAMESPACE", help="namespace; default: the context's")
     common.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")

@@ -1,4 +1,4 @@
-"""What `kubectl fastgen status` says about a FastGenDeployment, from the resource and its pods. Pure."""
+"""A FastGenDeployment as `status` and `dashboard` show it, from the resource and its pods. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from fastgen_operator.pods import has_ended, name_of, node_of
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
 
-# The default of spec.startupDeadlineSeconds, which the API server adds.
+# The default of spec.startupDeadlineSeconds.
 _DEADLINE = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine pod with its state in the words of `status.supply`.
-
-    A ready pod that is slow is a Straggler.
-    """
+    """An engine pod. Its state is one of `status.supply`, Straggler for a slow ready pod, or Ended."""
 
     name: str
     state: str
@@ -35,12 +32,10 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a fleet against its capacity, in forward tokens per second.
-
-    None if the autoscaler has reported none.
+    """The load of a fleet in forward tokens per second; None if the autoscaler has reported none.
 
     Attributes:
-        capacity: of one replica, within the latency targets.
+        capacity: capacity of one replica within the latency targets.
         ready: number of ready pods.
     """
 
@@ -58,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition that needs somebody, and what to do."""
+    """A condition that requires action, and which."""
 
     type: str
     reason: str
@@ -71,10 +66,9 @@ class Overview:
     """One FastGenDeployment on one screen.
 
     Attributes:
-        ready: status of the condition Ready; Unknown without one.
-        reason: of Ready.
-        replicas: as the status has them: desired, replicas, readyReplicas, updatedReplicas; and bounds.
+        ready, reason: status and reason of the condition Ready; Unknown and NoStatus without it.
         is_current: whether the status was computed from the present spec.
+        replicas: desired, present, ready and updated replicas, from the status, and the bounds of the autoscaler.
     """
 
     namespace: str
@@ -93,16 +87,18 @@ class Overview:
     autoscaling: dict[str, Any]
     problems: list[Finding]
 
+    @property
+    def problem_reasons(self) -> str:
+        """The reasons of the problems, each once."""
+        return ", ".join(dict.fromkeys(problem.reason for problem in self.problems))
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
         return {**asdict(self), "load": {**asdict(self.load), "utilization": self.load.utilization}}
 
 
 def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview:
-    """Return the overview of a resource and its pods.
-
-    The counts of replicas are always those of the status. `now` must have a time zone.
-    """
+    """Return the overview of a resource and its pods. `now` must have a time zone."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status", {})
     conditions = status.get("conditions", [])
     ready: dict[str, Any] = next((each for each in conditions if each["type"] == READY), {})
@@ -142,8 +138,8 @@ def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview
 def _pods(resource: Object, pods: list[Object], now: datetime) -> list[Pod]:
     """Return the pods with their states, by the operator's own rules.
 
-    The operator knows more: the Events of pods, and starts of pods that are gone. So its word on a pod that does not
-    serve counts, unless the pod has become ready or is being deleted since.
+    The operator also knows the Events of pods, and starts of pods that are gone. So what the status says about a pod
+    that does not serve takes precedence, unless the pod has since become ready or is being deleted.
     """
     told = {each["name"]: each for each in resource.get("status", {}).get("supply", {}).get("pods", ())}
     slow = _stragglers(resource)
@@ -168,7 +164,7 @@ def _pods(resource: Object, pods: list[Object], now: datetime) -> list[Pod]:
 
 
 def _stragglers(resource: Object) -> set[str]:
-    """Return the words of the condition that names the slow pods."""
+    """Return the words of the condition's message that names the slow pods."""
     for condition in resource.get("status", {}).get("conditions", ()):
         if condition["type"] == REPLICAS_UNIFORM and condition["status"] == "False":
             return set(condition["message"].replace(",", " ").replace(";", " ").split())
@@ -176,21 +172,19 @@ def _stragglers(resource: Object) -> set[str]:
 
 
 def _problems(conditions: list[dict[str, Any]], *, is_current: bool) -> list[Finding]:
-    """Return the conditions about which something is to be done. Ready repeats another one."""
-    found = [
-        Finding(each["type"], each["reason"], each["message"], remedy(each["type"], each["reason"], each["status"]))
-        for each in conditions
-        if each["type"] != READY
-    ]
-    found = [each for each in found if each.remedy]
-    # One cause often sets several conditions, for example ModelCached and Progressing.
-    seen: dict[tuple[str, str], Finding] = {}
-    for each in found:
-        first = seen.setdefault((each.reason, each.message), each)
-        if first is not each:
-            seen[each.reason, each.message] = replace(first, type=f"{first.type}, {each.type}")
+    """Return the conditions that require action, except Ready, which repeats another one.
+
+    One cause often sets several conditions, for example ModelCached and Progressing. They are one finding.
+    """
+    found: dict[tuple[str, str], Finding] = {}
     if not is_current:
-        remedy_ = 'See "The operator itself" in docs/operations.md.'
-        behind = Finding("Status", "Outdated", "the operator has not handled the present spec yet", remedy_)
-        return [behind, *seen.values()]
-    return list(seen.values())
+        message, action = "the operator has not handled the present spec yet", "docs/operations.md"
+        found["Outdated", message] = Finding("Status", "Outdated", message, f'See "The operator itself" in {action}.')
+    for each in conditions:
+        kind, reason, message = each["type"], each["reason"], each["message"]
+        action = remedy(kind, reason, each["status"])
+        if kind != READY and action:
+            first = found.get((reason, message))
+            known = Finding(kind, reason, message, action)
+            found[reason, message] = known if first is None else replace(first, type=f"{first.type}, {kind}")
+    return list(found.values())

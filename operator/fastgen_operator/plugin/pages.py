@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from fastgen_operator.plugin.engines import Figures, milliseconds
 from fastgen_operator.plugin.overview import Overview
-from fastgen_operator.plugin.screen import age_of
+from fastgen_operator.plugin.screen import Cell, age_of
+from fastgen_operator.plugin.tables import coloured, condition_table, pod_table, unready_first
 
 RELOAD_SECONDS: Final = 5
-_CLASSES: Final = {"True": "good", "Ready": "good", "False": "bad", "Failing": "bad", "Lost": "bad"}
-# Of these conditions, True is not good news.
-_LIMITS: Final = ("ScalingLimited",)
+_CLASSES: Final = {"green": "good", "red": "bad"}
 
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif;
@@ -33,7 +32,8 @@ th { font-weight: 600; white-space: nowrap } .number { text-align: right; font-v
 .bar i { background: var(--ink) }
 .bar .prompt { background: repeating-linear-gradient(135deg, var(--ink) 0 1.5px, transparent 1.5px 5px) }
 """
-# It replaces the content instead of the page, so that focus and place stay. It waits while text is selected or hidden.
+# Replaces the content instead of the page, so that focus and scroll position stay. Waits while the page is hidden or
+# text is selected.
 _SCRIPT: Final = """
 const said = document.getElementById("said");
 setInterval(async () => {
@@ -62,24 +62,16 @@ _LOAD_NOTE: Final = (
 
 
 def fleet_page(fleet: Sequence[Overview], now: datetime, nonce: str) -> str:
-    """Return the page with a row for each resource, the ones that are not ready first."""
+    """Return the page with a row for each resource, those that are not ready first."""
     rows = []
-    for each in sorted(fleet, key=lambda each: (each.ready == "True", each.namespace, each.name)):
-        share = each.load.utilization
-        last = next(iter(each.autoscaling.get("history", ())), None)
-        change = (
-            "" if last is None else f"{last['fromReplicas']} → {last['toReplicas']}, {age_of(last['time'], now)} ago"
-        )
-        path, name = f"/fgd/{quote(each.namespace)}/{quote(each.name)}", escape(each.name)
-        rows.append(
-            (
-                *(_cell(each.namespace), f'<td><a id="{path}" href="{path}">{name}</a>'),
-                *(_cell(each.ready, _CLASSES.get(each.ready, "")), _cell(each.reason)),
-                _cell(f"{each.replicas['ready']} of {each.replicas['desired']}"),
-                *(_cell("" if share is None else f"{share:.0%}"), _cell(change)),
-                _cell(", ".join(dict.fromkeys(problem.reason for problem in each.problems))),
-            )
-        )
+    for each in unready_first(fleet):
+        path = f"/fgd/{quote(each.namespace)}/{quote(each.name)}"
+        link = f'<td><a id="{path}" href="{path}">{escape(each.name)}</a>'
+        pods = f"{each.replicas['ready']} of {each.replicas['desired']}"
+        load = "" if each.load.utilization is None else f"{each.load.utilization:.0%}"
+        change = "".join(f"{replicas}, {when}" for when, replicas, *_ in _changes(each, now)[:1])
+        facts = (coloured(each.ready), each.reason, pods, load, change, each.problem_reasons)
+        rows.append(_cells(each.namespace) + link + _cells(*facts))
     header = ("Namespace", "Name", "Ready", "Reason", "Pods", "Load", "Last change", "Problems")
     return page("FastGenDeployments", _table(header, rows) if rows else "<p>There are none.</p>", nonce)
 
@@ -91,7 +83,7 @@ def resource_page(
 
     Args:
         load: the figures of each ready pod, or why there are none.
-        whole: those of all pods together.
+        whole: the figures of all pods together.
     """
     parts = ['<p><a id="all" href="/">all FastGenDeployments</a></p>']
     if found.problems:
@@ -100,42 +92,34 @@ def resource_page(
             parts.append(f"<dt><b>{escape(problem.reason)}</b> ({escape(problem.type)})</dt>")
             parts.append(f"<dd>{escape(problem.message)}<br><b>{escape(problem.remedy)}</b></dd>")
         parts.append("</dl>")
-    conditions = [
-        (
-            *(_cell(each["type"]), _cell(each["status"], _colour(each)), _cell(each["reason"])),
-            *(_cell(age_of(each["lastTransitionTime"], now)), _cell(each["message"])),
-        )
-        for each in found.conditions
-    ]
-    parts += ["<h2>Conditions</h2>", _table(("Condition", "Status", "Reason", "Since", "Message"), conditions)]
-    pods = [
-        (
-            *(_cell(pod.name), _cell(pod.state, _CLASSES.get(pod.state, "")), _cell(str(pod.restarts))),
-            *(_cell(pod.node), _cell(age_of(pod.created, now)), _cell(pod.message)),
-        )
-        for pod in found.pods
-    ]
-    parts += ["<h2>Pods</h2>", _table(("Pod", "State", "Restarts", "Node", "Age", "Message"), pods)]
+    for title, (header, *rows) in (("Conditions", condition_table(found, now)), ("Pods", pod_table(found, now))):
+        parts += [f"<h2>{title}</h2>", _table(map(str, header), (_cells(*row) for row in rows))]
     if load:
-        rows = [_load_row(name, figures) for name, figures in load.items()]
-        rows += [] if whole is None else [_load_row("all", whole)]
-        parts += ["<h2>Load</h2>", _table(_LOAD_HEADER, rows), f'<p class="note">{escape(_LOAD_NOTE)}</p>']
+        loads = [_load_row(name, figures) for name, figures in load.items()]
+        loads += [] if whole is None else [_load_row("all", whole)]
+        parts += ["<h2>Load</h2>", _table(_LOAD_HEADER, loads), f'<p class="note">{escape(_LOAD_NOTE)}</p>']
     if told := found.autoscaling.get("message"):
         parts += ["<h2>Autoscaler</h2>", f"<p>{escape(told)}</p>"]
-    changes = [
-        (
-            *(_cell(f"{age_of(step['time'], now)} ago"), _cell(f"{step['fromReplicas']} → {step['toReplicas']}")),
-            *(_cell(step["reason"]), _cell(step["message"])),
-        )
-        for step in found.autoscaling.get("history", ())
-    ]
-    if changes:
-        parts.append(_table(("When", "Replicas", "Reason", "Message"), changes))
+    if changes := _changes(found, now):
+        parts.append(_table(("When", "Replicas", "Reason", "Message"), (_cells(*change) for change in changes)))
     return page(f"{found.namespace}/{found.name}: {found.reason}", "".join(parts), nonce)
 
 
+def _changes(found: Overview, now: datetime) -> list[tuple[str, str, str, str]]:
+    """Return age, replicas, reason and message of the autoscaler's last changes, the newest first."""
+    return [
+        (
+            f"{age_of(step['time'], now)} ago",
+            f"{step['fromReplicas']} → {step['toReplicas']}",
+            step["reason"],
+            step["message"],
+        )
+        for step in found.autoscaling.get("history", ())
+    ]
+
+
 def page(title: str, body: str, nonce: str) -> str:
-    """Return a page. Its only script is the one that renews the content; it runs with this nonce."""
+    """Return a page. Its only script renews the content, and runs with this nonce."""
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<noscript><meta http-equiv="refresh" content="{RELOAD_SECONDS}"></noscript>'
@@ -146,16 +130,16 @@ def page(title: str, body: str, nonce: str) -> str:
     )
 
 
-def _load_row(name: str, figures: Figures | str) -> tuple[str, ...]:
+def _load_row(name: str, figures: Figures | str) -> str:
     if not isinstance(figures, Figures):
-        words = escape(figures or "measured from the next renewal on")
-        return _cell(name), f'<td colspan="{len(_LOAD_HEADER) - 1}" class="note">{words}'
+        note = escape(figures or "measured from the next renewal on")
+        return f'{_cells(name)}<td colspan="{len(_LOAD_HEADER) - 1}" class="note">{note}'
     numbers = (
         *(f"{figures.prompt_tokens:,.0f}", f"{figures.decode_tokens:,.0f}"),
         *(f"{figures.running:.0f}", f"{figures.waiting:.0f}", f"{figures.kv_cache:.0%}"),
         *map(milliseconds, (*figures.first_token, *figures.inter_token)),
     )
-    return (_cell(name), f"<td>{_bar(figures)}", *(_cell(number, "number") for number in numbers))
+    return f"{_cells(name)}<td>{_bar(figures)}" + "".join(f'<td class="number">{number}' for number in numbers)
 
 
 def _bar(figures: Figures) -> str:
@@ -163,22 +147,23 @@ def _bar(figures: Figures) -> str:
     tokens = figures.prompt_tokens + figures.decode_tokens
     decode = figures.step * figures.decode_tokens / tokens if tokens else 0.0
     prompt = figures.step - decode if tokens else 0.0
-    words = f"{decode + prompt:.0%} of the token budget: {decode:.0%} decode, {prompt:.0%} prompt tokens"
+    label = f"{decode + prompt:.0%} of the token budget: {decode:.0%} decode, {prompt:.0%} prompt tokens"
     parts = "".join(
         f'<i class="{kind}" style="width:{share:.1%}"></i>' for kind, share in (("decode", decode), ("prompt", prompt))
     )
-    return f'<span class="bar" role="img" aria-label="{words}" title="{words}">{parts}</span> {decode + prompt:.0%}'
+    return f'<span class="bar" role="img" aria-label="{label}" title="{label}">{parts}</span> {decode + prompt:.0%}'
 
 
-def _colour(condition: dict[str, Any]) -> str:
-    return "" if condition["type"] in _LIMITS else _CLASSES.get(condition["status"], "")
+def _cells(*cells: Cell | str) -> str:
+    """Return the cells of a row, in colour if a Cell is green or red."""
+    row = ""
+    for cell in cells:
+        shown = cell if isinstance(cell, Cell) else Cell(cell)
+        style = _CLASSES.get(shown.colour)
+        row += f'<td class="{style}">{escape(shown.text)}' if style else f"<td>{escape(shown.text)}"
+    return row
 
 
-def _cell(text: str, of: str = "") -> str:
-    return f'<td class="{of}">{escape(text)}' if of else f"<td>{escape(text)}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(header: Iterable[str], rows: Iterable[str]) -> str:
     head = "".join(f'<th scope="col">{escape(title)}' for title in header)
-    body = "".join("<tr>" + "".join(row) for row in rows)
-    return f"<div><table><tr>{head}{body}</table></div>"
+    return f"<div><table><tr>{head}{''.join(f'<tr>{row}' for row in rows)}</table></div>"

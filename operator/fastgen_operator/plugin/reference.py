@@ -1,4 +1,4 @@
-"""Generate the reference of the commands, and remedies.json.
+"""Generate the reference page of the commands, and remedies.json.
 
 Run `python -m fastgen_operator.plugin.reference --write`.
 """
@@ -35,13 +35,8 @@ def commands_page() -> str:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
                 usage = " ".join(_usage(each) for each in command._actions if not each.option_strings)
-                title = f"kubectl fastgen {name} {usage}"
-                parts += [
-                    f"## {name}",
-                    "",
-                    f"`{title}`: {command.description[:1].lower()}{command.description[1:]}",
-                    "",
-                ]
+                summary = f"{command.description[:1].lower()}{command.description[1:]}"
+                parts += [f"## {name}", "", f"`kubectl fastgen {name} {usage}`: {summary}", ""]
                 parts += [*_table(command, without=whole), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -51,7 +46,7 @@ def _usage(argument: argparse.Action) -> str:
 
 
 def _table(of: argparse.ArgumentParser, without: argparse.ArgumentParser | None = None) -> list[str]:
-    """Return a table of flags, except help and those of `without`."""
+    """Return a table of flags, except --help and those of `without`."""
     known = {"-h"} if without is None else {flag for action in without._actions for flag in action.option_strings}
     rows = [
         f"| {', '.join(f'`{flag}`' for flag in action.option_strings)} | {_value(action)} | {_help(action)} |"
@@ -78,7 +73,7 @@ def remedies_text() -> str:
 
 def main() -> None:
     """Print the page, or write both files with `--write`."""
-    description = "Generate the reference of kubectl fastgen, and what it says about each reason."
+    description = "Generate the reference of kubectl fastgen, and its remedies for the reasons of conditions."
     print_or_write(description, {PAGE_PATH: commands_page(), DATA: remedies_text()})
 
 

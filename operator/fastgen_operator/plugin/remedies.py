@@ -1,7 +1,4 @@
-"""What to do about a reason of a condition.
-
-The tables of docs/operations.md are in the package as remedies.json.
-"""
+"""What to do about each reason of a condition: the tables of docs/operations.md, packaged as remedies.json."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Final
 PAGE: Final = Path("docs/operations.md")
 DATA: Final = Path(__file__).with_name("remedies.json")
 
-# By condition, reason and status: what to do.
+# What to do, by condition, reason and status.
 Remedies = dict[str, dict[str, dict[str, str]]]
 
 
@@ -35,7 +32,7 @@ def remedies_of(page: str) -> Remedies:
 def remedy(kind: str, reason: str, status: str) -> str:
     """Return what to do about a condition; empty if nothing is wrong.
 
-    A reason that another condition has too is described only there.
+    The page describes a reason that several conditions share under one of them only.
     """
     known = _load()
     tables = [known.get(kind, {}), *known.values()]
@@ -50,5 +47,5 @@ def _load() -> Remedies:
 
 
 def _plain(text: str) -> str:
-    """Return Markdown as plain text: links become their text."""
+    """Return Markdown as plain text; links become their titles."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r'"\1" in docs/operations.md', text).strip()

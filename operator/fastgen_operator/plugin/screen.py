@@ -1,21 +1,23 @@
-"""Text for a terminal: aligned tables, colours, ages and numbers."""
+"""Text for a terminal: aligned tables, colours, wrapped lines and ages."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TextIO
 
-_CODES: Final = {"": "", "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-_GAP: Final = 3
+_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_GAP: Final = " " * 3
+_WIDTH: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text in one colour."""
+    """A text in one colour."""
 
     text: str
     colour: str = ""
@@ -25,7 +27,7 @@ Row = Sequence[Cell | str]
 
 
 class Screen:
-    """Writes to a stream; colours and the replacement of a whole view only on a terminal.
+    """Writes to a stream; colours and the replacement of a view only on a terminal.
 
     Args:
         stream: default: standard output.
@@ -35,13 +37,11 @@ class Screen:
     def __init__(self, stream: TextIO | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self._stream = stream or sys.stdout
         self.is_terminal = self._stream.isatty()
-        self._coloured = self.is_terminal and not environment.get("NO_COLOR")
+        self._has_colours = self.is_terminal and not environment.get("NO_COLOR")
 
-    def paint(self, cell: Cell | str) -> str:
-        """Return the text with its colour."""
-        if isinstance(cell, str) or not self._coloured or not cell.colour:
-            return cell if isinstance(cell, str) else cell.text
-        return f"\x1b[{_CODES[cell.colour]}m{cell.text}\x1b[0m"
+    def paint(self, text: str, colour: str) -> str:
+        """Return the text with the codes of its colour; an empty colour has none."""
+        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._has_colours and colour else text
 
     def write(self, lines: Sequence[str]) -> None:
         """Write lines."""
@@ -49,33 +49,29 @@ class Screen:
         self._stream.flush()
 
     def replace(self, lines: Sequence[str]) -> None:
-        """Show lines in place of all others on a terminal; elsewhere below them."""
+        """Write lines, on a terminal in place of all others."""
         if self.is_terminal:
             self._stream.write("\x1b[H\x1b[2J")
         self.write(lines)
 
-    def table(self, rows: Sequence[Row], *, right: Sequence[int] = ()) -> list[str]:
-        """Return aligned lines. The first row is the header; the columns `right` are aligned on the right."""
-        if not rows:
-            return []
-        texts = [[printable(cell if isinstance(cell, str) else cell.text) for cell in row] for row in rows]
-        widths = [max(len(row[column]) for row in texts if column < len(row)) for column in range(len(texts[0]))]
+    def table(self, rows: Sequence[Row], *, right: Container[int] = ()) -> list[str]:
+        """Return aligned lines. The first row is the header; the columns `right` are right-aligned."""
+        header, *body = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+        cells = [[Cell(cell.text.upper(), "dim") for cell in header], *body]
+        widths = [max(len(cell.text) for cell in column) for column in zip(*cells, strict=True)]
         lines = []
-        for number, row in enumerate(rows):
+        for row in cells:
             parts = []
             for column, cell in enumerate(row):
-                text = texts[number][column]
-                space = " " * (widths[column] - len(text))
-                colour = "dim" if number == 0 else "" if isinstance(cell, str) else cell.colour
-                painted = self.paint(Cell(text, colour))
-                last = column == len(row) - 1
-                parts.append(space + painted if column in right else painted if last else painted + space)
-            lines.append((" " * _GAP).join(parts).rstrip())
+                space = " " * (widths[column] - len(cell.text))
+                painted = self.paint(printable(cell.text), cell.colour)
+                parts.append(space + painted if column in right else painted + space)
+            lines.append(_GAP.join(parts).rstrip())
         return lines
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters.
+    """Return the text with a space for each control character.
 
     Messages quote logs of pods, which could send commands to the terminal.
     """
@@ -101,18 +97,19 @@ def age_of(time: str | None, now: datetime) -> str:
     return "-" if not time else age((now - datetime.fromisoformat(time)).total_seconds())
 
 
-def counted(number: float) -> str:
-    """Return a count with thousands separators and at most one decimal."""
-    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:,.1f}"
+def shortened(text: str, most: int) -> str:
+    """Return the text in one line of at most `most` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def wrapped(text: str, width: int, indent: int) -> list[str]:
-    """Return the text in lines of at most `width` characters, indented."""
-    lines, line = [], ""
-    for word in printable(text).split():
-        if line and indent + len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [" " * indent + each for each in (*lines, line) if each]
+def wrapped(text: str, indent: int, title: str = "") -> list[str]:
+    """Return the text in indented lines, with a title in the indentation of the first."""
+    return textwrap.wrap(
+        " ".join(printable(text).split()),
+        _WIDTH,
+        initial_indent=title.ljust(indent),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

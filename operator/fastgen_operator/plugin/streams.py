@@ -1,8 +1,9 @@
-"""A bounded load of streams on the pods of a FastGenDeployment, and how each request ended."""
+"""Streams on the pods of a FastGenDeployment as a load, and the outcome of each request."""
 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -14,17 +15,17 @@ from typing import Any, Final, Literal
 
 from fastgen_operator.plugin.cluster import PluginError
 
-# Between two requests of a worker.
+# Pause between two requests of a worker.
 _PAUSE_SECONDS: Final = 0.1
 _PATH: Final = "/v1/completions"
 
-# Refused: rejected before the first token by a pod that drains or is full; a client tries another pod.
+# Refused: rejected before the first token by a pod that drains or is full. A client would try another pod.
 Outcome = Literal["complete", "refused", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request: its pod, how it ended, and how long it took in seconds."""
+    """One request: its pod, its outcome and its duration."""
 
     pod: str
     outcome: Outcome
@@ -34,11 +35,11 @@ class Result:
 
 @dataclass
 class Load:
-    """Workers that stream completions from pods, and what became of them. Thread-safe.
+    """Workers that stream completions from pods, and the results. Thread-safe.
 
     Attributes:
         connect: opens a connection to a pod by its name.
-        body: the request.
+        body: body of each request.
         ready: returns the names of the pods to send requests to.
     """
 
@@ -48,18 +49,18 @@ class Load:
     ready: Callable[[], list[str]]
     results: list[Result] = field(default_factory=list)
     _open: Counter[str] = field(default_factory=Counter)
-    _turn: int = 0
+    _turns: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def num_open(self, pod: str) -> int:
-        """Return how many streams of a pod have begun and not ended."""
+        """Return the number of open streams of a pod."""
         with self._lock:
             return self._open[pod]
 
     @contextmanager
     def running(self, streams: int) -> Iterator[None]:
-        """Keep that many streams open; at the end, wait until the last ones have ended."""
+        """Keep this number of streams open; at the end, wait for the last ones."""
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(streams)]
         for worker in workers:
             worker.start()
@@ -83,12 +84,15 @@ class Load:
                     message = f"{answer.status}: {' '.join(answer.read().decode(errors='replace').split())[:200]}"
                     return self._ended(pod, "refused" if answer.status in (429, 503) else "lost", began, message)
                 accepted = True
-                with self._counted(pod):
+                self._count(pod, 1)
+                try:
                     fault = _fault(answer)
+                finally:
+                    self._count(pod, -1)
                 return self._ended(pod, "lost" if fault else "complete", began, fault)
             finally:
                 connection.close()
-        except PluginError as error:  # no connection: no pod has taken the request
+        except PluginError as error:  # no connection, so no pod received the request
             return self._ended(pod, "refused", began, str(error))
         except (OSError, http.client.HTTPException) as error:
             words = str(error) or type(error).__name__
@@ -96,23 +100,14 @@ class Load:
 
     def _work(self) -> None:
         while not self._stopped.is_set():
-            with suppress(PluginError):  # the API server does not answer: there is nothing to send to
+            with suppress(PluginError):  # the API server does not answer
                 if pods := self.ready():
-                    with self._lock:
-                        self._turn += 1
-                        pod = pods[self._turn % len(pods)]
-                    self.send(pod)
+                    self.send(pods[next(self._turns) % len(pods)])
             self._stopped.wait(_PAUSE_SECONDS)
 
-    @contextmanager
-    def _counted(self, pod: str) -> Iterator[None]:
+    def _count(self, pod: str, opened: int) -> None:
         with self._lock:
-            self._open[pod] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open[pod] -= 1
+            self._open[pod] += opened
 
     def _ended(self, pod: str, outcome: Outcome, began: float, message: str) -> Result:
         result = Result(pod, outcome, time.monotonic() - began, message)
@@ -122,17 +117,14 @@ class Load:
 
 
 def _fault(answer: http.client.HTTPResponse) -> str:
-    """Read a stream to its end; return what is wrong with it, or an empty string."""
+    """Read a stream to its end; return what is wrong with it, else an empty string."""
+    events = (line[5:].strip() for line in answer if line.startswith(b"data:"))
     pieces, ended = 0, False
-    for line in answer:
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
+    for data in events:
         if data == b"[DONE]":
             ended = True
-            continue
-        event = json.loads(data)
-        if "error" in event:
+        elif "error" in (event := json.loads(data)):
             return f"error in the stream: {event['error'].get('message')}"
-        pieces += 1
+        else:
+            pieces += 1
     return "" if ended else f"the stream was cut after {pieces} pieces"

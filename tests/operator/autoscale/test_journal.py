@@ -68,7 +68,7 @@ def test_every_kind_of_decision_is_repeated_exactly_and_explained() -> None:
         assert journal.latest.decision == decide(case)[0]
         replay = Replay.of(journal.latest)
         assert replay.is_equal
-        steps = {step.title: " ".join(step.lines) for step in steps_of(replay)}
+        steps = {title: " ".join(lines) for title, lines in steps_of(replay).items()}
         decision = replay.decision
         assert steps["result"].startswith(f"{decision.replicas} replica")
         if decision.sizing is not None:

@@ -1,7 +1,7 @@
-"""`kubectl fastgen dashboard`: pages with all resources.
+"""`kubectl fastgen dashboard`: web pages with all resources, served on this machine with the user's own rights.
 
-They are served on this machine with the user's own rights. Nothing runs in the cluster for it. The load of pods is read
-through port-forwards, as `top` does, and only while somebody looks at their resource.
+Nothing runs in the cluster for it. The load of pods is read through port-forwards, as by `top`, and only while the page
+of their resource is open.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.screen import Screen
 
 _ADDRESS: Final = "127.0.0.1"
-# A page of another site could have its own name resolve to this address.
+# Other host names are rejected, because a page of another site could make its name resolve to this address.
 _HOSTS: Final = (_ADDRESS, "localhost")
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     """Serve the pages until interrupted."""
     namespace = None if options.all_namespaces else cluster.namespace
-    cluster.resources(namespace)  # the error of a cluster that cannot be read
+    cluster.resources(namespace)  # fail now if the cluster cannot be read
     server = serve(cluster, namespace, options.port)
     screen.write([f"http://{_ADDRESS}:{server.server_address[1]}/   (end with Ctrl-C)"])
     with server:
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 
 
 class Loads:
-    """What the pods of each resource did since somebody last looked at it. Thread-safe."""
+    """Figures of the pods of each resource since its page was last loaded. Thread-safe."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -56,7 +56,7 @@ class Loads:
         self._seen: dict[Key, tuple[MetricsReader, Mapping[str, Scrape | PluginError]]] = {}
 
     def read(self, key: Key, pods: Sequence[Object]) -> tuple[dict[str, Figures | str], Figures | None]:
-        """Return the figures of each ready pod, or why there are none, and of all together."""
+        """Return the figures of each ready pod, or why there are none, and of all pods together."""
         with self._lock:
             reader, before = self._seen.get(key, (MetricsReader(self._cluster), {}))
             after = reader.read(serving(pods))
@@ -65,7 +65,7 @@ class Loads:
 
 
 def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPServer:
-    """Return a server of the pages, which does not serve yet; `namespace` None: of all namespaces."""
+    """Return a server of the pages, not yet serving, for one namespace, or for all if `namespace` is None."""
     loads = Loads(cluster)
 
     def page(path: str, nonce: str) -> str | None:
@@ -120,4 +120,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: the page renews itself."""
+        """Log nothing, because the page renews itself."""

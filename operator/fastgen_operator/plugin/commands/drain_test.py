@@ -1,8 +1,8 @@
-"""`kubectl fastgen drain-test`: does the restart of a pod lose a request?
+"""`kubectl fastgen drain-test`: evict a pod under load and report whether a request was lost.
 
-Streams run on all ready pods, each through a port-forward. One pod is evicted, as by a drain of its node, while streams
-are open on it. They have to end completely; later requests go to the pods that are ready then, as a Service sends them.
-How fast kube-proxy and gateways notice that a pod leaves is not tested, because no request passes through them.
+Streams run on all ready pods, each through a port-forward. While streams are open on one pod, it is evicted, as by a
+drain of its node. These streams must complete. Later requests go to the pods that are then ready, as from a Service.
+How fast kube-proxy and gateways notice the eviction is not tested, because no request passes through them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from fastgen.api_client.api_keys import own_key
 from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.kinds import POD, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
-from fastgen_operator.plugin.screen import Cell, Screen, counted
+from fastgen_operator.plugin.screen import Screen
 from fastgen_operator.plugin.streams import Load
 from fastgen_operator.pods import is_ready, is_terminating, name_of
 
 _POLL_SECONDS: Final = 0.5
-# A stream without any data for this long is lost.
+# A stream is lost if it has no data for this long.
 _SILENCE_SECONDS: Final = 60.0
 _MOST_STREAMS: Final = 64
 
@@ -96,8 +95,8 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
         raise PluginError(f"pod {victim} answers no request, so nothing was evicted: {first.message}")
     with load.running(options.streams):
         report = _evict(options, cluster, fleet, load, victim, before)
-    _tell(report, load, screen, options)
-    return 1 if any(result.outcome == "lost" for result in load.results) else 0
+    _tell(report, load, screen, options.output)
+    return int(any(result.outcome == "lost" for result in load.results))
 
 
 def _confirm(options: argparse.Namespace, victim: str) -> None:
@@ -111,38 +110,30 @@ def _confirm(options: argparse.Namespace, victim: str) -> None:
         raise PluginError("not confirmed, so nothing was evicted")
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """What happened to the evicted pod.
-
-    Seconds from the eviction until it was gone, and until as many pods were ready as before.
-    """
-
-    victim: str
-    open_streams: int
-    gone_seconds: float
-    ready_seconds: float
-    replacement: list[str]
-
-
 def _evict(
     options: argparse.Namespace, cluster: Cluster, fleet: _Fleet, load: Load, victim: str, before: list[str]
-) -> _Report:
+) -> dict[str, Any]:
+    """Evict a pod under load and wait until as many pods are ready as before; return the first part of the report."""
     _wait(lambda: load.num_open(victim) > 0, _SILENCE_SECONDS, f"no stream began on pod {victim}")
     (pod,) = (pod for pod in fleet.pods() if name_of(pod) == victim)
     open_streams = load.num_open(victim)
     cluster.evict(pod)
     began = time.monotonic()
-    _wait(lambda: _is_gone(cluster, pod), options.timeout, f"pod {victim} is still there")
+    _wait(lambda: _is_gone(cluster, pod), options.timeout, f"pod {victim} still exists")
     gone = time.monotonic() - began
-    # The list of pods may be older than the end of this one.
+    # The cached list of pods may still contain the evicted one.
     _wait(
         lambda: len({*fleet.ready()} - {victim}) >= len(before),
         max(0.0, options.timeout - gone),
-        f"fewer than {counted(len(before))} pods are ready after {options.timeout:g} s",
+        f"fewer than {len(before)} pods are ready after {options.timeout:g} s",
     )
-    new = sorted({*fleet.ready()} - {*before})
-    return _Report(victim, open_streams, gone, time.monotonic() - began, new)
+    return {
+        "evicted": victim,
+        "replacement": sorted({*fleet.ready()} - {*before}),
+        "openStreams": open_streams,
+        "goneSeconds": round(gone, 1),
+        "readySeconds": round(time.monotonic() - began, 1),
+    }
 
 
 def _wait(condition: Callable[[], bool], seconds: float, failure: str) -> None:
@@ -163,30 +154,23 @@ def _is_gone(cluster: Cluster, pod: Object) -> bool:
     return bool(live["metadata"]["uid"] != pod["metadata"]["uid"])
 
 
-def _tell(report: _Report, load: Load, screen: Screen, options: argparse.Namespace) -> None:
+def _tell(report: dict[str, Any], load: Load, screen: Screen, output: str) -> None:
     outcomes = Counter(result.outcome for result in load.results)
     lost = [result for result in load.results if result.outcome == "lost"]
-    seconds = [result.seconds for result in load.results if result.outcome == "complete"]
-    if options.output == "json":
-        found = {
-            "evicted": report.victim,
-            "replacement": report.replacement,
-            "openStreams": report.open_streams,
-            "goneSeconds": round(report.gone_seconds, 1),
-            "readySeconds": round(report.ready_seconds, 1),
-            "requests": {kind: outcomes[kind] for kind in ("complete", "refused", "lost")},
-            "lost": [{"pod": result.pod, "message": result.message} for result in lost],
-        }
-        screen.write([json.dumps(found, indent=2)])
+    if output == "json":
+        requests = {kind: outcomes[kind] for kind in ("complete", "refused", "lost")}
+        failures = [{"pod": result.pod, "message": result.message} for result in lost]
+        screen.write([json.dumps({**report, "requests": requests, "lost": failures}, indent=2)])
         return
-    new = f" by {', '.join(report.replacement)}" if report.replacement else ""
-    times = f"gone after {report.gone_seconds:.1f} s, replaced{new} after {report.ready_seconds:.1f} s"
-    complete = f"{outcomes['complete']} complete (median {median(seconds):.1f} s)"
+    new = f" by {', '.join(report['replacement'])}" if report["replacement"] else ""
+    times = f"gone after {report['goneSeconds']} s, replaced{new} after {report['readySeconds']} s"
+    seconds = median(result.seconds for result in load.results if result.outcome == "complete")
+    complete = f"{outcomes['complete']} complete (median {seconds:.1f} s)"
     screen.write(
         [
-            f"pod {report.victim}: evicted with {report.open_streams} open streams, {times}",
+            f"pod {report['evicted']}: evicted with {report['openStreams']} open streams, {times}",
             f"requests: {complete}, {outcomes['refused']} refused before the first token, {len(lost)} lost",
             *(f"lost on pod {result.pod}: {result.message}" for result in lost),
-            screen.paint(Cell(f"{len(lost)} requests lost", "red") if lost else Cell("no request lost", "green")),
+            screen.paint(f"{len(lost)} requests lost", "red") if lost else screen.paint("no request lost", "green"),
         ]
     )

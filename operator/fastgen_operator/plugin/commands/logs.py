@@ -1,4 +1,4 @@
-"""`kubectl fastgen logs`: the logs of all pods of a FastGenDeployment, each line with its pod."""
+"""`kubectl fastgen logs`: the logs of all pods of a FastGenDeployment, each line prefixed with its pod."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.plugin.screen import Cell, Screen
+from fastgen_operator.plugin.screen import Screen
 from fastgen_operator.pods import ENGINE_CONTAINER, name_of
 
-# With --follow, new pods are looked for so often.
+# With --follow, the interval between two looks for new pods.
 _POLL_SECONDS: Final = 2.0
 _COLOURS: Final = ("cyan", "green", "yellow")
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     seen: set[str] = set()
     while True:
         for pod in pods:
-            # A pod whose container does not run yet is tried again.
+            # Try a pod again if its container does not run yet.
             if pod["metadata"]["uid"] not in seen and _runs(pod, options.container):
                 seen.add(pod["metadata"]["uid"])
                 threading.Thread(target=reader.read, args=(pod,), daemon=True).start()
@@ -64,10 +64,10 @@ class _Reader:
         """Print the log of a pod; return whether it has one."""
         name = name_of(pod)
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-        prefix = self._screen.paint(Cell(f"[{name}]", colour))
+        prefix = self._screen.paint(f"[{name}]", colour)
         try:
             for line in self._cluster.log(pod, self._query):
-                with self._lock:  # a line is written as a whole
+                with self._lock:  # write whole lines
                     self._screen.write([f"{prefix} {line}"])
         except (KubeError, PluginError) as error:
             with self._lock:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastgen_operator.plugin.cluster import Cluster, UsageError
 from fastgen_operator.plugin.overview import Load, Overview, overview_of
-from fastgen_operator.plugin.screen import Cell, Row, Screen, age_of, wrapped
+from fastgen_operator.plugin.screen import Row, Screen, age_of, shortened, wrapped
+from fastgen_operator.plugin.tables import coloured, condition_table, pod_table, unready_first
 
 _WATCH_SECONDS: Final = 2.0
-_WIDTH: Final = 120
-_COLOURS: Final = {
-    "True": "green", "False": "red", "Unknown": "yellow",
-    "Ready": "green", "Starting": "cyan", "Draining": "cyan", "Straggler": "yellow", "Unschedulable": "yellow",
-    "Failing": "red", "Lost": "red", "Ended": "dim",
-}  # fmt: skip
-# Of these conditions, True is not good news.
-_LIMITS: Final = ("ScalingLimited",)
+# Longest messages in the tables of conditions and pods.
+_CONDITION_WIDTH: Final = 60
+_POD_WIDTH: Final = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,45 +58,39 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 
 
 def fleet_table(fleet: list[Overview], screen: Screen, now: datetime) -> list[str]:
-    """Return a line for each resource, the ones that are not ready first."""
-    rows: list[Row] = [("NAMESPACE", "NAME", "READY", "REASON", "PODS", "LOAD", "PROBLEMS", "AGE", "MODEL")]
-    for each in sorted(fleet, key=lambda each: (each.ready == "True", each.namespace, each.name)):
+    """Return a line for each resource, those that are not ready first."""
+    rows: list[Row] = [("Namespace", "Name", "Ready", "Reason", "Pods", "Load", "Problems", "Age", "Model")]
+    for each in unready_first(fleet):
         pods = f"{each.replicas['ready']}/{each.replicas['desired']}"
-        problems = ", ".join(dict.fromkeys(problem.reason for problem in each.problems)) or "-"
-        share = each.load.utilization
-        rows.append(
-            (
-                *(each.namespace, each.name, _coloured(each.ready), each.reason, pods),
-                *("-" if share is None else f"{share:.0%}", problems, age_of(each.created, now), each.model),
-            )
-        )
+        load = "-" if each.load.utilization is None else f"{each.load.utilization:.0%}"
+        facts = (pods, load, each.problem_reasons or "-", age_of(each.created, now), each.model)
+        rows.append((each.namespace, each.name, coloured(each.ready), each.reason, *facts))
     return screen.table(rows)
 
 
 def one_screen(found: Overview, screen: Screen, now: datetime) -> list[str]:
     """Return the lines about one resource."""
     state = {"True": "ready", "False": "not ready"}.get(found.ready, "not known whether ready")
-    title = screen.paint(Cell(f"{found.namespace}/{found.name}", "bold"))
-    lines = [f"{title}   {screen.paint(Cell(state, _COLOURS[found.ready]))}: {found.reason}", ""]
+    title = screen.paint(f"{found.namespace}/{found.name}", "bold")
+    lines = [f"{title}   {screen.paint(state, coloured(found.ready).colour)}: {found.reason}", ""]
     facts = [("Model", found.model), ("URL", found.url or "-"), ("Age", age_of(found.created, now))]
     facts += [("Replicas", _replicas(found)), ("Supply", _supply(found)), ("Load", _load(found.load))]
     lines += [f"{name + ':':<11}{value}" for name, value in facts]
-    if told := found.autoscaling.get("message"):
-        lines += ["Scaling:"[:11].ljust(11) + wrapped(told, _WIDTH, 11)[0].strip(), *wrapped(told, _WIDTH, 11)[1:]]
-    lines += ["", *_condition_lines(found, screen, now)]
-    lines += ["", *_pod_lines(found, screen, now)]
+    lines += wrapped(found.autoscaling.get("message", ""), 11, "Scaling:")
+    conditions = _table(condition_table(found, now), _CONDITION_WIDTH, screen)
+    lines += ["", *(conditions if found.conditions else ["no conditions: no operator has handled the resource yet"])]
+    lines += ["", *(_table(pod_table(found, now), _POD_WIDTH, screen, right=[2]) if found.pods else ["no pods"])]
     if history := found.autoscaling.get("history"):
-        lines += ["", screen.paint(Cell("Last changes by the autoscaler", "bold"))]
+        lines += ["", screen.paint("Last changes by the autoscaler", "bold")]
         for step in history:
             change = f"{step['fromReplicas']} -> {step['toReplicas']}"
             lines.append(f"  {age_of(step['time'], now) + ' ago':<12}{change:<9}{step['reason']}")
-            lines += wrapped(step["message"], _WIDTH, 23)
+            lines += wrapped(step["message"], 23)
     if found.problems:
-        lines += ["", screen.paint(Cell("What to do", "bold"))]
+        lines += ["", screen.paint("What to do", "bold")]
         for problem in found.problems:
-            lines.append(f"  {screen.paint(Cell(problem.reason, 'yellow'))} ({problem.type})")
-            lines += wrapped(problem.message, _WIDTH, 4)
-            lines += wrapped(f"-> {problem.remedy}", _WIDTH, 4)
+            lines.append(f"  {screen.paint(problem.reason, 'yellow')} ({problem.type})")
+            lines += wrapped(problem.message, 4) + wrapped(f"-> {problem.remedy}", 4)
     return lines
 
 
@@ -127,31 +118,7 @@ def _load(load: Load) -> str:
     return words if share is None else f"{words}: {share:.0%} of the {load.ready} ready"
 
 
-def _condition_lines(found: Overview, screen: Screen, now: datetime) -> list[str]:
-    rows: list[Row] = [("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE")]
-    for each in found.conditions:
-        status = _coloured(each["status"]) if each["type"] not in _LIMITS else _limit(each["status"])
-        fixed = (each["type"], status, each["reason"], age_of(each["lastTransitionTime"], now))
-        rows.append((*fixed, _short(each["message"], 60)))
-    return screen.table(rows) if found.conditions else ["no conditions: no operator has handled the resource yet"]
-
-
-def _pod_lines(found: Overview, screen: Screen, now: datetime) -> list[str]:
-    rows: list[Row] = [("POD", "STATE", "RESTARTS", "NODE", "AGE", "MESSAGE")]
-    for pod in found.pods:
-        age = age_of(pod.created, now)
-        rows.append((pod.name, _coloured(pod.state), str(pod.restarts), pod.node, age, _short(pod.message, 80)))
-    return screen.table(rows, right=[2]) if found.pods else ["no pods"]
-
-
-def _coloured(word: str) -> Cell:
-    return Cell(word, _COLOURS.get(word, ""))
-
-
-def _limit(status: str) -> Cell:
-    return Cell(status, {"True": "yellow", "False": "green"}.get(status, ""))
-
-
-def _short(text: str, most: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+def _table(rows: list[Row], most: int, screen: Screen, *, right: Sequence[int] = ()) -> list[str]:
+    """Return the lines of a table whose last column has messages, which are cut to `most` characters."""
+    header, *body = rows
+    return screen.table([header, *((*row[:-1], shortened(str(row[-1]), most)) for row in body)], right=right)

@@ -1,4 +1,4 @@
-"""`kubectl fastgen top`: load and latency of all pods of a FastGenDeployment, live."""
+"""`kubectl fastgen top`: live load and latency of all pods of a FastGenDeployment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
-    """Show the view until interrupted."""
+    """Show the view until interrupted, or once."""
     if not _LEAST <= options.interval <= _MOST:
         raise UsageError(f"--interval {options.interval}: give {_LEAST} to {_MOST:.0f} seconds")
     if options.output == "json" and not options.once:
@@ -62,10 +62,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 def view(
     title: str, pods: Sequence[Object], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
 ) -> list[str]:
-    """Return the lines: a row for each pod, and one for all.
-
-    `found` has the figures of each pod, or why there are none.
-    """
+    """Return a table with a row for each pod and one for all; `found` has their figures, or why there are none."""
     rows: list[Row] = [_HEADER]
     notes = []
     for pod in pods:
@@ -78,11 +75,11 @@ def view(
             notes.append(f"{name}: {figures}")
     if whole is not None:
         rows.append((Cell("all", "bold"), "", *_cells(whole)))
-    heading = screen.paint(Cell(title, "bold"))
     legend = (
         "STEP: used share of the token budget of a step. FIRST, BETWEEN: milliseconds to the first token, between two."
     )
-    return [heading, "", *screen.table(rows, right=_NUMBERS), "", screen.paint(Cell(legend, "dim")), *notes]
+    table = screen.table(rows, right=_NUMBERS)
+    return [screen.paint(title, "bold"), "", *table, "", screen.paint(legend, "dim"), *notes]
 
 
 def _cells(figures: Figures) -> tuple[Cell | str, ...]:

@@ -6,7 +6,6 @@ The operator decides with `decide`, and `kubectl fastgen explain-scaling` repeat
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Fleet
@@ -14,8 +13,6 @@ from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.rules.schedules import Floor, explained, with_floor
-
-_Value = TypeVar("_Value", State, Decision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +58,8 @@ def decide(case: Case) -> tuple[Decision, State]:
     down_at = state.down_at
     if allowed == last:
         # Nothing changes, so the reason stays, and the next step down need not wait.
-        decision, down_at = _with(decision, change=before.change), before.down_at
+        decision, down_at = replace(decision, change=before.change), before.down_at
     else:
         scalings = (*scalings, Scaling(now, allowed - last))
     decision = explained(decision, case.floor)
-    return decision, _with(state, replicas=allowed, change=decision.change, down_at=down_at, scalings=scalings)
-
-
-def _with(value: _Value, **fields: Any) -> _Value:
-    """Return the value with these fields: itself if it has them, because copies cost more than decisions."""
-    if all(getattr(value, name) == field for name, field in fields.items()):
-        return value
-    return replace(value, **fields)
+    return decision, replace(state, replicas=allowed, change=decision.change, down_at=down_at, scalings=scalings)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 # The name of a metric without the prefix fastgen_, and the value of its label besides model_name.
 Metric = tuple[str, str]
@@ -12,25 +12,10 @@ Metric = tuple[str, str]
 # A sample is stale when it is older than this many scrape intervals.
 MISSED_SCRAPES = 3
 
-SAMPLE_METRICS: Final[Mapping[Metric, str]] = {
-    ("arrived_prompt_tokens_total", ""): "arrived_tokens",
-    ("rejected_prompt_tokens_total", ""): "rejected_tokens",
-    ("cancelled_prompt_tokens_total", ""): "cancelled_tokens",
-    ("scheduled_tokens_total", "prefill"): "prefill_tokens",
-    ("scheduled_tokens_total", "decode"): "decode_tokens",
-    ("prefix_cache_hit_tokens_total", ""): "cached_tokens",
-    ("request_prompt_tokens_count", ""): "ended_requests",
-    ("request_prompt_tokens_sum", ""): "ended_prompt_tokens",
-    ("request_generation_tokens_sum", ""): "ended_generated_tokens",
-    ("backlog_prompt_tokens", ""): "backlog_tokens",
-    ("num_requests_running", ""): "running",
-    ("num_requests_waiting", ""): "waiting",
-    ("kv_cache_usage_ratio", ""): "kv_used",
-    ("kv_cache_capacity_tokens", ""): "kv_capacity_tokens",
-    ("kv_cache_tokens", ""): "kv_tokens",
-    ("token_budget", ""): "token_budget",
-}
-"""The field of `Sample` that each scraped metric sets."""
+
+def _metric(name: str, label: str = "") -> Any:
+    """Return a field of `Sample` that a scraped metric sets."""
+    return field(default=0.0, metadata={"metric": (name, label)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +41,34 @@ class Sample:
     """
 
     time: float
-    arrived_tokens: float = 0.0
-    rejected_tokens: float = 0.0
-    cancelled_tokens: float = 0.0
-    prefill_tokens: float = 0.0
-    decode_tokens: float = 0.0
-    cached_tokens: float = 0.0
-    ended_requests: float = 0.0
-    ended_prompt_tokens: float = 0.0
-    ended_generated_tokens: float = 0.0
-    backlog_tokens: float = 0.0
-    running: float = 0.0
-    waiting: float = 0.0
-    kv_used: float = 0.0
-    kv_capacity_tokens: float = 0.0
-    kv_tokens: float = 0.0
-    token_budget: float = 0.0
+    arrived_tokens: float = _metric("arrived_prompt_tokens_total")
+    rejected_tokens: float = _metric("rejected_prompt_tokens_total")
+    cancelled_tokens: float = _metric("cancelled_prompt_tokens_total")
+    prefill_tokens: float = _metric("scheduled_tokens_total", "prefill")
+    decode_tokens: float = _metric("scheduled_tokens_total", "decode")
+    cached_tokens: float = _metric("prefix_cache_hit_tokens_total")
+    ended_requests: float = _metric("request_prompt_tokens_count")
+    ended_prompt_tokens: float = _metric("request_prompt_tokens_sum")
+    ended_generated_tokens: float = _metric("request_generation_tokens_sum")
+    backlog_tokens: float = _metric("backlog_prompt_tokens")
+    running: float = _metric("num_requests_running")
+    waiting: float = _metric("num_requests_waiting")
+    kv_used: float = _metric("kv_cache_usage_ratio")
+    kv_capacity_tokens: float = _metric("kv_cache_capacity_tokens")
+    kv_tokens: float = _metric("kv_cache_tokens")
+    token_budget: float = _metric("token_budget")
     step_model: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def in_flight_tokens(self) -> float:
         """Tokens in the KV cache, and prompt tokens not yet computed."""
         return self.kv_tokens + self.backlog_tokens
+
+
+SAMPLE_METRICS: Final[Mapping[Metric, str]] = {
+    each.metadata["metric"]: each.name for each in fields(Sample) if "metric" in each.metadata
+}
+"""The field of `Sample` that each scraped metric sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -76,8 +76,7 @@ class Load:
         began = time.monotonic()
         accepted = False
         try:
-            connection = self.connect(pod)
-            try:
+            with closing(self.connect(pod)) as connection:
                 connection.request("POST", _PATH, json.dumps(self.body), self.headers)
                 answer = connection.getresponse()
                 if answer.status != 200:
@@ -90,8 +89,6 @@ class Load:
                 finally:
                     self._count(pod, -1)
                 return self._ended(pod, "lost" if fault else "complete", began, fault)
-            finally:
-                connection.close()
         except PluginError as error:  # no connection, so no pod received the request
             return self._ended(pod, "refused", began, str(error))
         except (OSError, http.client.HTTPException) as error:

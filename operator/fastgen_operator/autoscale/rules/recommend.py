@@ -148,7 +148,7 @@ def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: 
     )
     state, hold, limit = _scale(policy, state, fleet, needs, now)
     if limit is None:
-        limit = _node_limit(state, fleet) or _bound_limit(policy, state)
+        limit = _limit(policy, state, fleet)
     sizing, demand, capacity = None, state.demand, state.speeds.capacity
     if capacity is not None:
         sizing = Sizing(demand.slow.value, capacity.tokens_per_second, policy.utilization, missing, demand.slow.is_warm)
@@ -203,19 +203,14 @@ def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
     return max(needs, key=lambda need: need.priority).change
 
 
-def _node_limit(state: State, fleet: Fleet) -> Limit | None:
-    """Return a limit if the only node that the replicas may run on has no room for more of them."""
-    if not fleet.without_room or state.unbounded_needs.value <= len(fleet.ready):
-        return None
-    return Limit(
-        "VolumeOnOneNode",
-        f"the load requires more replicas than the {counted(len(fleet.ready))} ready, and {fleet.without_room} more "
-        "cannot start: the node of the ReadWriteOnce volume has no room; see PodsScheduled",
-    )
-
-
-def _bound_limit(policy: Policy, state: State) -> Limit | None:
-    """Return the bound that the load exceeded within the scale-down window, which prevents flapping."""
+def _limit(policy: Policy, state: State, fleet: Fleet) -> Limit | None:
+    """Return why the fleet has fewer or more replicas than the load required within the scale-down window."""
+    if fleet.without_room and state.unbounded_needs.value > len(fleet.ready):
+        message = (
+            f"the load requires more replicas than the {counted(len(fleet.ready))} ready, and {fleet.without_room} "
+            "more cannot start: the node of the ReadWriteOnce volume has no room; see PodsScheduled"
+        )
+        return Limit("VolumeOnOneNode", message)
     if state.unbounded_needs.value > policy.max_replicas:
         message = f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}"
         return Limit("TooManyReplicas", message)

@@ -6,6 +6,7 @@ import argparse
 import http.client
 import json
 import re
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -94,15 +95,13 @@ def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal
         raise PluginError(f'no operator runs in namespace "{namespace}": use --operator-namespace')
     for pod in pods:
         name = name_of(pod)
-        connection = cluster.connection(namespace, name, _port(pod), _SECONDS)
         try:
-            connection.request("GET", f"{PATH}/{'/'.join(key)}")
-            answer = connection.getresponse()
-            body = answer.read()
+            with closing(cluster.connection(namespace, name, _port(pod), _SECONDS)) as connection:
+                connection.request("GET", f"{PATH}/{'/'.join(key)}")
+                answer = connection.getresponse()
+                body = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise PluginError(f"operator pod {namespace}/{name} does not answer: {error}") from error
-        finally:
-            connection.close()
         if answer.status == 200:
             found = json.loads(body)
             return name, found["version"], _journal(found)
@@ -140,7 +139,4 @@ def _chosen(journal: Journal, *, everything: bool) -> list[Entry]:
 
 def _json(replay: Replay) -> dict[str, Any]:
     recorded = to_json(Journal((replay.entry,)))["changes"][0]
-    return {
-        **{**recorded, "replayed": to_json(replay.decision), "isEqual": replay.is_equal},
-        "steps": steps_of(replay),
-    }
+    return {**recorded, "replayed": to_json(replay.decision), "isEqual": replay.is_equal, "steps": steps_of(replay)}

@@ -1,10 +1,11 @@
-"""The pages of `kubectl fastgen dashboard` as HTML, without external assets. Pure."""
+"""The pages of `kubectl fastgen dashboard` as HTML with pages.css and pages.js inside. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from importlib.resources import files
 from typing import Final
 from urllib.parse import quote
 
@@ -16,41 +17,8 @@ from fastgen_operator.plugin.tables import coloured, condition_table, pod_table,
 RELOAD_SECONDS: Final = 5
 _CLASSES: Final = {"green": "good", "red": "bad"}
 
-_STYLE: Final = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif;
-  --ground: #fff; --ink: #16181d; --quiet: #565d6b; --line: #d5d9e0; --link: #1f5fbf; --good: #1a7f37; --bad: #cf222e }
-@media (prefers-color-scheme: dark) { :root { --ground: #101216; --ink: #e8eaee; --quiet: #a3abb8; --line: #363c47;
-  --link: #8ab4f8; --good: #57d364; --bad: #ff9a91 } }
-body { max-width: 80rem; margin: 2rem auto; padding: 0 1rem; background: var(--ground); color: var(--ink) }
-h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2rem } a { color: var(--link) }
-:focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
-div { overflow-x: auto } table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line) }
-th { font-weight: 600; white-space: nowrap } .number { text-align: right; font-variant-numeric: tabular-nums }
-.good { color: var(--good) } .bad { color: var(--bad) } .note { color: var(--quiet) }
-.bar { display: inline-flex; width: 10rem; height: .8rem; border: 1px solid var(--quiet) }
-.bar i { background: var(--ink) }
-.bar .prompt { background: repeating-linear-gradient(135deg, var(--ink) 0 1.5px, transparent 1.5px 5px) }
-"""
-# Replaces the content instead of the page, so that focus and scroll position stay. Waits while the page is hidden or
-# text is selected.
-_SCRIPT: Final = """
-const said = document.getElementById("said");
-setInterval(async () => {
-  if (document.hidden || !getSelection().isCollapsed) return;
-  try {
-    const text = await (await fetch(location.href)).text();
-    const next = new DOMParser().parseFromString(text, "text/html");
-    const focused = document.activeElement.id;
-    document.querySelector("main").replaceWith(next.querySelector("main"));
-    document.title = next.title;
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
-    said.textContent = "";
-  } catch {
-    said.textContent = "kubectl fastgen dashboard does not answer. What is shown is old.";
-  }
-}, %d);
-"""
+_STYLE: Final = files(__package__).joinpath("pages.css").read_text()
+_SCRIPT: Final = files(__package__).joinpath("pages.js").read_text()
 _LOAD_HEADER: Final = (
     *("Pod", "Steps", "Prompt/s", "Decode/s", "Running", "Waiting", "KV cache"),
     *("First token p50", "p99", "Between tokens p50", "p99"),
@@ -126,7 +94,7 @@ def page(title: str, body: str, nonce: str) -> str:
         f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
         f"<main><h1>{escape(title)}</h1>{body}</main>"
         f'<p class="note">Renewed every {RELOAD_SECONDS} seconds. <span id="said" class="bad" role="status"></span></p>'
-        f'<script nonce="{nonce}">{_SCRIPT % (RELOAD_SECONDS * 1000)}</script></html>'
+        f'<script nonce="{nonce}">const RELOAD_MILLISECONDS = {1000 * RELOAD_SECONDS};\n{_SCRIPT}</script></html>'
     )
 
 

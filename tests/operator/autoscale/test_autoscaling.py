@@ -71,7 +71,7 @@ def desired(space: Space) -> int:
 
 
 def tells(space: Space, demand: float) -> bool:
-    """Return whether the status tells the capacity and about this demand, in tokens per second."""
+    """Return whether the status has the capacity and about this demand, in tokens per second."""
     found = status(space)
     told = found.get("autoscaling", {}).get("demandTokensPerSecond")
     # Notably different ones are corrected once the demand has been measured for long enough.
@@ -210,7 +210,7 @@ def event_of(space: Space, reason: str) -> str:
     return found[-1] if found else ""
 
 
-def test_an_active_schedule_is_a_floor_and_its_end_is_told(space: Space) -> None:
+def test_an_active_schedule_is_a_floor_and_its_end_is_reported(space: Space) -> None:
     space.apply(autoscaled(schedules=[ALWAYS]))
     eventually(lambda: desired(space) == 3, within=20, what="the floor of the schedule")
     shown = status(space)["autoscaling"]["activeSchedule"]

@@ -1,4 +1,4 @@
-"""A recorded decision can be repeated from its inputs, in another process and after its way through JSON."""
+"""A recorded decision can be repeated from its inputs, in another process, and after conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def recorded(case: Case) -> Journal:
-    """Return the journal of one decision after its way to the plugin."""
+    """Return the journal of one decision as the plugin receives it."""
     journal = Journal().add(Entry(1.7e9, case, decide(case)[0]))
     return journal_from_json(json.loads(json.dumps(to_json(journal), allow_nan=False)))
 
@@ -81,7 +81,9 @@ def test_every_kind_of_decision_is_repeated_exactly_and_explained() -> None:
 
 
 @pytest.mark.parametrize(("module", "name", "value"), [(headroom, "DEVIATIONS", 1.2), (needs, "KV_SHARE", 0.001)])
-def test_another_policy_is_found_out(module: object, name: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replay_of_another_policy_differs(
+    module: object, name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal = recorded(cases()[3])
     assert journal.latest is not None
     assert Replay.of(journal.latest).is_equal

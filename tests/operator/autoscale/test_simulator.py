@@ -300,7 +300,7 @@ def test_the_approximate_replica_is_within_three_percent_or_a_step_of_the_real_s
         assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03, abs=ahead)
 
 
-def test_a_replica_gives_the_same_results_whenever_someone_looks_at_it() -> None:
+def test_a_replica_gives_the_same_results_whenever_it_is_observed() -> None:
     arrivals = poisson(AZURE_CONVERSATION, 6.0, 60.0)
     logs = []
     for every in (1, 7, 1000):

@@ -68,14 +68,14 @@ class OwnedFleet:
         )
 
 
-def test_the_recommendation_follows_the_load_and_not_the_number_that_runs() -> None:
+def test_the_recommendation_follows_the_load_and_not_the_present_number() -> None:
     fleet = OwnedFleet(size=1, load=2.0)
     assert fleet.watch(120) == 3
     fleet.load = 0.3
-    assert fleet.watch(300) == 1, "not stuck above the number that runs"
+    assert fleet.watch(300) == 1, "stuck above the present number"
 
 
-def test_one_above_the_number_that_runs_is_held_for_the_window_and_causes_no_other_decisions() -> None:
+def test_a_recommendation_above_the_present_number_is_held_for_the_window_without_other_decisions() -> None:
     fleet = OwnedFleet(size=1, load=2.0)
     assert fleet.watch(120) == 3
     fleet.decisions.clear()
@@ -88,7 +88,7 @@ def test_one_above_the_number_that_runs_is_held_for_the_window_and_causes_no_oth
     assert fleet.decisions[-1].replicas == 3
 
 
-def test_one_above_the_number_that_runs_is_held_for_the_learned_window() -> None:
+def test_a_recommendation_above_the_present_number_is_held_for_the_learned_window() -> None:
     fleet = OwnedFleet(size=1, load=2.0)
     assert fleet.watch(120) == 3
     fleet.record.state = replace(fleet.record.state, release=Release(factor=4, learned=fleet.time))
@@ -105,7 +105,7 @@ def test_a_fleet_that_is_too_large_is_told_to_shrink_as_the_autoscaler_would() -
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_another_number_that_runs_ends_the_recommendations_for_the_last_one() -> None:
+def test_another_present_number_ends_the_recommendations_for_the_last_one() -> None:
     fleet = OwnedFleet(size=10, load=0.5)
     assert fleet.watch(SCRAPE) == 10
     fleet.size = 4

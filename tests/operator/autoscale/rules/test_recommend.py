@@ -11,14 +11,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastgen_operator.autoscale.measure.averages import WindowMaximum
-from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds, modelled
-from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape, RequestSums, load_after, rates_between
+from fastgen_operator.autoscale.measure.capacity import Capacity
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.rules.recommend import State, recommend
-from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, FluidFleet, policy
-
-SHAPE = RequestShape(PROMPT, PROMPT, GENERATED)
+from harness.fluid import BUDGET, PROMPT_RATE, RATE, STEP, FluidFleet, policy
 
 
 def constant(load: float) -> Callable[[float], float]:
@@ -159,7 +155,7 @@ def test_a_replica_is_removed_only_if_the_others_would_not_be_at_their_target() 
 
 
 def recurring(time: float) -> float:
-    """Bursts of one minute in every ten, of which each comes after the release that follows the one before it."""
+    """Return the load of one-minute bursts every ten minutes: each follows the scale-down after the last burst."""
     return 6.0 if time >= 600 and time % 600 < 60 else 0.3
 
 
@@ -276,32 +272,6 @@ def test_a_new_replica_does_not_inflate_the_load() -> None:
 # --- counters, capacity
 
 
-def test_a_counter_that_decreased_was_reset() -> None:
-    before = Sample(time=0.0, arrived_tokens=2e6, prefill_tokens=1e6, decode_tokens=1e5, token_budget=512)
-    after = Sample(time=10.0, arrived_tokens=3000, prefill_tokens=2000, decode_tokens=100, token_budget=512)
-    flow = rates_between(before, after)
-    assert (flow.computed, flow.decoded, flow.arriving) == (200, 10, 300)
-
-
-def test_prompts_that_clients_cancel_are_demand() -> None:
-    """They leave the backlog without being computed: the growth of what is computed and queued would not show them."""
-    before = Sample(time=0.0, arrived_tokens=1000, prefill_tokens=1000)
-    after = Sample(time=10.0, arrived_tokens=9000, prefill_tokens=3000, cancelled_tokens=6000, ended_prompt_tokens=6000)
-    assert rates_between(before, after).arriving == 800
-
-
-def test_cancelled_prompts_do_not_make_the_mean_response_shorter() -> None:
-    served = Sample(
-        time=10.0, arrived_tokens=2000, prefill_tokens=1000, ended_requests=2, ended_prompt_tokens=1000,
-        ended_generated_tokens=200,
-    )  # fmt: skip
-    cancelled = replace(served, ended_requests=20, ended_prompt_tokens=10_000, cancelled_tokens=9000)
-    for after in (served, cancelled):
-        shape = RequestSums().add([rates_between(Sample(time=0.0), after)]).mean
-        assert (shape.prompt, shape.generated) == pytest.approx((500, 100))
-    assert RequestSums().add([rates_between(served, replace(cancelled, time=20.0))]) == RequestSums()
-
-
 @pytest.mark.parametrize("patience", [math.inf, 10.0], ids=["clients wait", "clients leave after 10 s"])
 def test_clients_that_leave_do_not_hide_a_step(patience: float) -> None:
     def load(time: float) -> float:
@@ -312,122 +282,6 @@ def test_clients_that_leave_do_not_hide_a_step(patience: float) -> None:
     assert fleet.sizes[-1] >= 14
 
 
-def speeds(
-    samples: dict[str, Sample],
-    throughput: dict[str, float] | None = None,
-    *,
-    revisions: dict[str, str] | None = None,
-    before: ReplicaSpeeds | None = None,
-    begin: float = 0.0,
-    seconds: float = 600.0,
-) -> ReplicaSpeeds:
-    """Return the speeds after `seconds` of these samples; `throughput` are tokens per second under a backlog."""
-    found, rules = before or ReplicaSpeeds(), policy(inter_token_seconds=1.0, max_sequences=1000)
-    time, loads = begin, dict[str, ReplicaLoad]()
-    while time <= begin + seconds:
-        for pod, plain in samples.items():
-            done = (throughput or {}).get(pod)
-            backlog = {} if done is None else {"prefill_tokens": done * time, "backlog_tokens": 1e6}
-            loads[pod] = load_after(loads.get(pod), replace(plain, time=time, **backlog))  # type: ignore[arg-type]
-        found = found.observe(loads, revisions or {}, SHAPE, rules, time)
-        time += rules.scrape_seconds
-    return found
-
-
-def told(found: ReplicaSpeeds) -> tuple[object, ...]:
-    assert found.capacity is not None
-    return found.capacity.tokens_per_second, found.capacity.token_budget, found.capacity.source
-
-
-def sample(**values: object) -> Sample:
-    plain = Sample(time=0.0, token_budget=BUDGET, kv_capacity_tokens=1e6, step_model=(0.02, 0.0001, 0.0))
-    return replace(plain, **values)  # type: ignore[arg-type]
-
-
-def test_capacity_without_bounds_is_that_of_full_steps() -> None:
-    assert modelled(sample(), SHAPE, 1.0, 1000) == pytest.approx(RATE)
-
-
-def test_capacity_is_limited_to_steps_that_meet_the_inter_token_target() -> None:
-    # 30 ms leave 10 ms for tokens, enough for 100 of them.
-    assert modelled(sample(), SHAPE, 0.03, 1000) == pytest.approx(100 / 0.03)
-
-
-def test_a_target_that_no_step_can_meet_is_ignored() -> None:
-    assert modelled(sample(), SHAPE, 0.01, 1000) == pytest.approx(RATE)
-
-
-def test_capacity_is_bounded_by_sequences_and_by_the_kv_cache() -> None:
-    per_sequence = 1 + PROMPT / GENERATED
-    ten = 10 * per_sequence / (0.02 + 0.0001 * 10 * per_sequence)
-    assert modelled(sample(), SHAPE, 1.0, 10) == pytest.approx(ten)
-    room = 10 * (PROMPT + GENERATED / 2) / 0.8
-    assert modelled(sample(kv_capacity_tokens=room), SHAPE, 1.0, 1000) == pytest.approx(ten)
-
-
-def test_a_step_model_fitted_to_one_step_size_is_ignored() -> None:
-    assert modelled(sample(step_model=(0.0, 0.01, 0.0)), SHAPE, 1.0, 100) is None
-    assert modelled(sample(step_model=(0.0, 0.01, 1e-6)), SHAPE, 1.0, 100) is not None, "a fit of several sizes"
-    assert told(speeds({"a": sample(step_model=(0.0, 0.0, 0.0))}, {"a": 700.0})) == (
-        pytest.approx(700.0),
-        512,
-        "Throughput",
-    )
-
-
-def test_measured_throughput_caps_the_step_model() -> None:
-    assert told(speeds({"a": sample()}, {"a": RATE / 2})) == (pytest.approx(RATE / 2), 512, "Throughput")
-
-
-def test_a_replica_that_processes_none_of_its_backlog_has_an_unknown_capacity() -> None:
-    """Its measured throughput is 0, and it has no fitted step model."""
-    state = State()
-    for time in (0.0, 5.0, 10.0):
-        stuck = Sample(time=time, backlog_tokens=1e5, token_budget=512)
-        made, state = recommend(policy(), state, Fleet(replicas=1, ready=frozenset({"a"}), samples={"a": stuck}), time)
-    assert made.hold is not None
-    assert (made.replicas, made.hold.reason, state.speeds.capacity) == (1, "CapacityUnknown", None)
-
-
-def test_a_throughput_of_zero_does_not_cap_the_step_model() -> None:
-    assert told(speeds({"a": sample()}, {"a": 0.0})) == (pytest.approx(RATE), 512, "StepModel")
-
-
-def test_one_slow_replica_is_a_straggler_and_does_not_change_the_capacity() -> None:
-    """Its own requests queue up, so it is the only replica whose throughput is seen under a backlog."""
-    slow = sample(step_model=(0.06, 0.0003, 0.0))
-    for others in (["b"], ["b", "c", "d", "e"]):
-        found = speeds({"a": slow, **dict.fromkeys(others, sample())}, {"a": RATE / 6})
-        assert told(found) == (pytest.approx(RATE), 512, "StepModel")
-        (straggler,) = found.stragglers
-        assert straggler.pod == "a"
-        assert straggler.share == pytest.approx(1 / 6)
-
-
-def test_a_straggler_recovers_above_sixty_percent() -> None:
-    def at(share: float, before: ReplicaSpeeds, time: float) -> ReplicaSpeeds:
-        slow = sample(step_model=(0.02 / share, 0.0001 / share, 0.0))
-        return speeds({"a": slow, "b": sample(), "c": sample()}, before=before, begin=time)
-
-    found = ReplicaSpeeds()
-    for index, (share, straggles) in enumerate([(0.55, False), (0.45, True), (0.55, True), (0.65, False)]):
-        found = at(share, found, 1000.0 * index)
-        assert bool(found.stragglers) is straggles, share
-
-
-def test_replicas_of_another_revision_are_no_stragglers() -> None:
-    slow = sample(step_model=(0.06, 0.0003, 0.0))
-    fleet = {"a": slow, "b": sample(), "c": sample()}
-    assert speeds(fleet, revisions={"a": "large", "b": "small", "c": "small"}).stragglers == ()
-    assert speeds(fleet, revisions={"a": "small", "b": "small", "c": "small"}).stragglers != ()
-
-
-def test_the_first_fits_of_a_replica_do_not_make_it_a_straggler() -> None:
-    slow = sample(step_model=(0.2, 0.001, 0.0))
-    assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=30.0).stragglers == ()
-    assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=90.0).stragglers != ()
-
-
 def test_five_replicas_one_of_them_three_times_slower_keep_their_size() -> None:
     even = FluidFleet.of(5, policy(max_replicas=16), constant(3.3)).run(2400)
     odd = FluidFleet.of(5, policy(max_replicas=16), constant(3.3), slow={"pod-2": 1 / 3}).run(2400)
@@ -435,7 +289,8 @@ def test_five_replicas_one_of_them_three_times_slower_keep_their_size() -> None:
     assert max(odd.sizes) <= max(even.sizes) + 1
     (straggler,) = odd.state.speeds.stragglers
     assert straggler.pod == "pod-2"
-    assert told(odd.state.speeds) == (pytest.approx(RATE, rel=0.02), 512, "StepModel")
+    capacity = odd.state.speeds.capacity
+    assert capacity == Capacity(pytest.approx(RATE, rel=0.02), 512, "StepModel")
 
 
 def test_the_queue_of_a_straggler_does_not_keep_the_fleet_large() -> None:
@@ -446,23 +301,12 @@ def test_the_queue_of_a_straggler_does_not_keep_the_fleet_large() -> None:
     assert fleet.sizes[-1] == 4
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(0, 100)), max_size=60), st.floats(1, 500))
-def test_a_window_maximum_covers_its_window_with_few_entries(steps: list[tuple[float, float]], window: float) -> None:
-    peaks, now, seen = WindowMaximum(), 0.0, []
-    for seconds, value in steps:
-        now += seconds
-        seen.append((now, value))
-        peaks = peaks.add(now, value, window)
-        assert peaks.value >= max(value for time, value in seen if time > now - window)
-        assert peaks.value <= max(value for time, value in seen if time > now - 1.02 * window - 1e-6)
-    assert len(peaks.entries) <= 103
-
-
 # --- reasons and messages
 
 
 def test_a_backlog_is_explained_in_tokens_seconds_and_replicas() -> None:
-    samples = {name: sample(backlog_tokens=0.0) for name in ("a", "b")}
+    idle = Sample(time=0.0, token_budget=BUDGET, kv_capacity_tokens=1e6, step_model=STEP)
+    samples = dict.fromkeys(("a", "b"), idle)
     fleet = Fleet(replicas=2, ready=frozenset(samples), samples=samples, start_seconds=10.0)
     rules = policy()
     _, state = recommend(rules, State(), fleet, 0.0)
@@ -470,7 +314,7 @@ def test_a_backlog_is_explained_in_tokens_seconds_and_replicas() -> None:
         fleet = replace(
             fleet,
             samples={
-                name: replace(sample(), time=time, arrived_tokens=18_000.0 * time, backlog_tokens=90_000.0)
+                name: replace(idle, time=time, arrived_tokens=18_000.0 * time, backlog_tokens=90_000.0)
                 for name in samples
             },
         )

@@ -17,12 +17,12 @@ def test_a_burst_without_a_release_before_it_changes_nothing() -> None:
     assert Release().after_burst(1000.0, WINDOW) == Release()
 
 
-def test_one_release_is_regretted_once_however_many_replicas_the_burst_adds() -> None:
+def test_a_scale_down_counts_as_a_mistake_once_however_many_replicas_the_burst_adds() -> None:
     once = Release().after_scale_down(1000.0).after_burst(1010.0, WINDOW)
     assert once.after_burst(1020.0, WINDOW) == once
 
 
-def test_a_longer_window_regrets_a_release_for_longer() -> None:
+def test_with_a_longer_window_a_later_burst_counts() -> None:
     release = Release(factor=2).after_scale_down(1000.0)
     assert release.after_burst(1000.0 + 2 * WINDOW, WINDOW).factor == 4
 

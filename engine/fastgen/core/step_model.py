@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from fastgen.core.budget_tuning import StepTime
@@ -28,30 +27,14 @@ class StepTimes(Protocol):
 
 # Scale the columns to about 1, so that the ridge below affects them equally.
 _SCALES: Vector = (1.0, 1 / 256, 1 / 65536)
-# Steps over which a bucket averages.
-_MEMORY = 64
+# Weight of a bucket's earlier steps when one is added: it averages over about 64 steps.
+_FADE = 1 - 1 / 64
 # Keeps the equations solvable if all steps are alike; too small to matter otherwise.
 _RIDGE = 1e-7
 # Outliers are clipped to this multiple of the expected time.
 _OUTLIER = 4.0
 _MIN_STEPS = 8
 _STEPS_PER_FIT = 16
-
-
-@dataclass(slots=True)
-class _Moments:
-    """Exponentially weighted sums over steps x = (1, tokens, kv_tokens) and times y, relative to y."""
-
-    xx: list[float] = field(default_factory=lambda: [0.0] * 9)
-    xy: list[float] = field(default_factory=lambda: [0.0] * 3)
-
-    def add(self, x: Vector, y: float) -> None:
-        fade = 1 - 1 / _MEMORY
-        z = (x[0] / y, x[1] / y, x[2] / y)
-        for i in range(3):
-            self.xy[i] = self.xy[i] * fade + z[i]
-            for j in range(3):
-                self.xx[3 * i + j] = self.xx[3 * i + j] * fade + z[i] * z[j]
 
 
 class StepModel:
@@ -67,7 +50,8 @@ class StepModel:
 
     def __init__(self) -> None:
         self.coefficients: Vector = (0.0, 0.0, 0.0)
-        self._buckets: dict[int, _Moments] = {}
+        # By bucket, weighted sums over its steps x = (1, tokens, kv_tokens) and times y, relative to y: x x' and x y.
+        self._buckets: dict[int, list[float]] = {}
         self._num_observed = 0
 
     @classmethod
@@ -85,8 +69,10 @@ class StepModel:
         expected = self.seconds(tokens, kv_tokens)
         if expected > 0:
             seconds = min(seconds, _OUTLIER * expected)
-        x = (_SCALES[0], tokens * _SCALES[1], kv_tokens * _SCALES[2])
-        self._buckets.setdefault(tokens.bit_length(), _Moments()).add(x, seconds)
+        x = (_SCALES[0] / seconds, tokens * _SCALES[1] / seconds, kv_tokens * _SCALES[2] / seconds)
+        sums = self._buckets.get(tokens.bit_length(), [0.0] * 12)
+        added = [a * b for a in x for b in x] + [*x]
+        self._buckets[tokens.bit_length()] = [_FADE * old + new for old, new in zip(sums, added, strict=True)]
         self._num_observed += 1
         if self._num_observed < 4 * _STEPS_PER_FIT or self._num_observed % _STEPS_PER_FIT == 0:
             self._fit()
@@ -106,8 +92,8 @@ class StepModel:
     def _fit(self) -> None:
         if self._num_observed < _MIN_STEPS:
             return
-        xx = [sum(moments.xx[i] for moments in self._buckets.values()) for i in range(9)]
-        xy = [sum(moments.xy[i] for moments in self._buckets.values()) for i in range(3)]
+        totals = [sum(parts) for parts in zip(*self._buckets.values(), strict=True)]
+        xx, xy = totals[:9], totals[9:]
         if len(self._buckets) == 1:
             # Steps of one size cannot separate a from b. Attributing all to b overestimates larger steps and
             # underestimates smaller ones, so the chunker produces steps of other sizes, and they separate the two.

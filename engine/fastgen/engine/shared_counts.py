@@ -28,24 +28,16 @@ class SharedCounts:
 
     def __init__(self, num_processes: int) -> None:
         self.num_processes = num_processes
-        self._values = memoryview(mmap.mmap(-1, num_processes * len(Count) * 8)).cast("q")
+        self.values = memoryview(mmap.mmap(-1, num_processes * len(Count) * 8)).cast("q")
 
     def of(self, process: int) -> Counts:
         """Return the counts as one process sees them."""
         return Counts(self, process)
 
-    def set(self, process: int, count: Count, value: int) -> None:
-        """Set a count of a process."""
-        self._values[process * len(Count) + count] = value
-
     def clear(self, process: int) -> None:
         """Set the counts of a process that has exited to 0."""
         for count in Count:
-            self.set(process, count, 0)
-
-    def total(self, count: Count) -> int:
-        """Return the sum over all processes."""
-        return sum(self._values[count :: len(Count)])
+            self.of(process).set(count, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +54,8 @@ class Counts:
 
     def set(self, count: Count, value: int) -> None:
         """Set this process's count."""
-        self.shared.set(self.process, count, value)
+        self.shared.values[self.process * len(Count) + count] = value
 
     def total(self, count: Count) -> int:
         """Return the sum over all processes."""
-        return self.shared.total(count)
+        return sum(self.shared.values[count :: len(Count)])

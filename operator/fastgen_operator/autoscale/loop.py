@@ -58,8 +58,7 @@ class Autoscaler:
         """Scrape all chosen fleets once, and decide on each."""
         subjects = [(key, subject) for key, subject in self.watchlist.subjects() if chosen(subject)]
         targets = {key: _targets(subject) for key, subject in subjects}
-        each = [target for of_one in targets.values() for target in of_one]
-        answers = await asyncio.to_thread(self.scraper.scrape, each)
+        answers = await asyncio.to_thread(self.scraper.scrape, [each for some in targets.values() for each in some])
         for key, subject in subjects:
             record = self.watchlist.open_record(key, subject)
             if record is not None:

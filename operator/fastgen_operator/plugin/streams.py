@@ -1,20 +1,27 @@
-"""Streams on the pods of a FastGenDeployment as a load, and the outcome of each request."""
+"""A load of streams on the pods of a FastGenDeployment, and the outcome of each request."""
 
 from __future__ import annotations
 
 import http.client
 import itertools
 import json
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from fastgen_operator.plugin.cluster import PluginError
+from fastgen_operator.children.metadata import HTTP_PORT
+from fastgen_operator.kinds import Object
+from fastgen_operator.plugin.cluster import Cluster, PluginError
+from fastgen_operator.pods import is_ready, is_terminating, name_of
 
+POLL_SECONDS: Final = 0.5
+# A stream is lost if it has no data for this long.
+SILENCE_SECONDS: Final = 60.0
 # Pause between two requests of a worker.
 _PAUSE_SECONDS: Final = 0.1
 _PATH: Final = "/v1/completions"
@@ -35,23 +42,31 @@ class Result:
 
 @dataclass
 class Load:
-    """Workers that stream completions from pods, and the results. Thread-safe.
+    """Workers that stream completions from the pods of the FastGenDeployment `name`. Thread-safe."""
 
-    Attributes:
-        connect: opens a connection to a pod by its name.
-        body: body of each request.
-        ready: returns the names of the pods to send requests to.
-    """
-
-    connect: Callable[[str], http.client.HTTPConnection]
+    cluster: Cluster
+    name: str
     body: dict[str, Any]
     headers: dict[str, str]
-    ready: Callable[[], list[str]]
     results: list[Result] = field(default_factory=list)
+    _pods: list[Object] = field(default_factory=list)
+    _listed_at: float = -math.inf
+    _listing: threading.Lock = field(default_factory=threading.Lock)
     _open: Counter[str] = field(default_factory=Counter)
     _turns: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def pods(self) -> list[Object]:
+        """Return the pods, which are listed at most twice a second."""
+        with self._listing:
+            if time.monotonic() - self._listed_at >= POLL_SECONDS:
+                self._pods, self._listed_at = self.cluster.pods(self.name), time.monotonic()
+            return self._pods
+
+    def ready(self) -> list[str]:
+        """Return the names of the pods to which a Service sends requests."""
+        return [name_of(pod) for pod in self.pods() if is_ready(pod) and not is_terminating(pod)]
 
     def num_open(self, pod: str) -> int:
         """Return the number of open streams of a pod."""
@@ -76,7 +91,8 @@ class Load:
         began = time.monotonic()
         accepted = False
         try:
-            with closing(self.connect(pod)) as connection:
+            connection = self.cluster.connection(self.cluster.namespace, pod, HTTP_PORT, SILENCE_SECONDS)
+            with closing(connection):
                 connection.request("POST", _PATH, json.dumps(self.body), self.headers)
                 answer = connection.getresponse()
                 if answer.status != 200:

@@ -82,9 +82,9 @@ def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
         zone = ZoneInfo(schedule.time_zone)
         began = _last(schedule.start, zone, now)
         until = None if began is None else _end(schedule, zone, began)
-        if began is not None and (until is None or until > now):
-            local = None if until is None else until.astimezone(zone)
-            floors.append(Floor(schedule.name, schedule.min_replicas, local))
+        is_active = began is not None and (until is None or until > now)
+        if is_active and schedule.min_replicas > autoscaling.min_replicas:
+            floors.append(Floor(schedule.name, schedule.min_replicas, until and until.astimezone(zone)))
         times = (until, _next(schedule.start, zone, now))
         due += [time for time in times if time is not None and time > now]
     highest = max(
@@ -92,8 +92,6 @@ def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
         key=lambda floor: (floor.replicas, floor.until.timestamp() if floor.until else math.inf),
         default=None,
     )
-    if highest is not None and highest.replicas <= autoscaling.min_replicas:
-        highest = None
     return Timetable(highest, min(due, default=None))
 
 
@@ -116,10 +114,8 @@ def fault_of(schedule: Schedule) -> str | None:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return f"timeZone: {schedule.time_zone!r} is not in the IANA time zone database"
     for name, expression in (("start", schedule.start), ("end", schedule.end)):
-        if expression is None:
-            continue
         try:
-            if next(CronSim(expression, _SOME_TIME), None) is None:
+            if expression is not None and next(CronSim(expression, _SOME_TIME), None) is None:
                 return f"{name}: {expression!r} matches no date"
         except CronSimError as error:
             return f"{name}: {expression!r} is no cron expression: {error}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,17 +17,13 @@ from statistics import median
 from typing import Any, Final
 
 from fastgen.api_client.api_keys import own_key
-from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.kinds import POD, Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.plugin.streams import Load
-from fastgen_operator.pods import is_ready, is_terminating, name_of
+from fastgen_operator.plugin.streams import POLL_SECONDS, SILENCE_SECONDS, Load
+from fastgen_operator.pods import name_of
 
-_POLL_SECONDS: Final = 0.5
-# A stream is lost if it has no data for this long.
-_SILENCE_SECONDS: Final = 60.0
 _MOST_STREAMS: Final = 64
 
 
@@ -47,54 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
 
 
-class _Fleet:
-    """The pods of a FastGenDeployment, listed at most twice a second."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self._cluster, self._name = cluster, name
-        self._lock = threading.Lock()
-        self._pods: list[Object] = []
-        self._read_at = -_POLL_SECONDS
-
-    def ready(self) -> list[str]:
-        """Return the names of the pods that a Service sends requests to."""
-        return [name_of(pod) for pod in self.pods() if is_ready(pod) and not is_terminating(pod)]
-
-    def pods(self) -> list[Object]:
-        with self._lock:
-            if time.monotonic() - self._read_at >= _POLL_SECONDS:
-                self._pods, self._read_at = self._cluster.pods(self._name), time.monotonic()
-            return self._pods
-
-
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     """Test the drain; return 1 if a request was lost."""
     if not (1 <= options.streams <= _MOST_STREAMS and options.tokens >= 1 and options.timeout > 0):
         raise UsageError(f"--streams takes 1 to {_MOST_STREAMS}, --tokens 1 or more, --timeout more than 0 seconds")
-    resource = cluster.resource(options.name)
-    fleet = _Fleet(cluster, options.name)
-    before = fleet.ready()
+    resource, key = cluster.resource(options.name), own_key()
+    body = {
+        "model": resource["spec"]["model"].get("servedName") or options.name,
+        **{"prompt": "Once upon a time", "max_tokens": options.tokens, "ignore_eos": True, "stream": True},
+    }
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    load = Load(cluster, options.name, body, headers)
+    before = load.ready()
     if not before:
         raise PluginError(f"no pod of {options.name} is ready: see kubectl fastgen status {options.name}")
     victim = options.pod or before[-1]
     if victim not in before:
         raise UsageError(f"--pod {victim}: not one of the ready pods {', '.join(before)}")
     _confirm(options, victim)
-    key = own_key()
-    load = Load(
-        connect=lambda pod: cluster.connection(cluster.namespace, pod, HTTP_PORT, _SILENCE_SECONDS),
-        body={
-            "model": resource["spec"]["model"].get("servedName") or options.name,
-            **{"prompt": "Once upon a time", "max_tokens": options.tokens, "ignore_eos": True, "stream": True},
-        },
-        headers={"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
-        ready=fleet.ready,
-    )
     first = load.send(victim)
     if first.outcome != "complete":
         raise PluginError(f"pod {victim} answers no request, so nothing was evicted: {first.message}")
     with load.running(options.streams):
-        report = _evict(options, cluster, fleet, load, victim, before)
+        report = _evict(load, victim, before, options.timeout)
     _tell(report, load, screen, options.output)
     return int(any(result.outcome == "lost" for result in load.results))
 
@@ -104,32 +74,34 @@ def _confirm(options: argparse.Namespace, victim: str) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError("drain-test evicts a pod: confirm it with --yes")
-    print(f"This evicts pod {victim} while {options.streams} streams run. Continue? [y/N] ", end="", file=sys.stderr)
-    sys.stderr.flush()
+    print(
+        f"This evicts pod {victim} while {options.streams} streams run. Continue? [y/N] ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise PluginError("not confirmed, so nothing was evicted")
 
 
-def _evict(
-    options: argparse.Namespace, cluster: Cluster, fleet: _Fleet, load: Load, victim: str, before: list[str]
-) -> dict[str, Any]:
+def _evict(load: Load, victim: str, before: list[str], timeout: float) -> dict[str, Any]:
     """Evict a pod under load and wait until as many pods are ready as before; return the first part of the report."""
-    _wait(lambda: load.num_open(victim) > 0, _SILENCE_SECONDS, f"no stream began on pod {victim}")
-    (pod,) = (pod for pod in fleet.pods() if name_of(pod) == victim)
+    _wait(lambda: load.num_open(victim) > 0, SILENCE_SECONDS, f"no stream began on pod {victim}")
+    (pod,) = (pod for pod in load.pods() if name_of(pod) == victim)
     open_streams = load.num_open(victim)
-    cluster.evict(pod)
+    load.cluster.evict(pod)
     began = time.monotonic()
-    _wait(lambda: _is_gone(cluster, pod), options.timeout, f"pod {victim} still exists")
+    _wait(lambda: _is_gone(load.cluster, pod), timeout, f"pod {victim} still exists")
     gone = time.monotonic() - began
     # The cached list of pods may still contain the evicted one.
     _wait(
-        lambda: len({*fleet.ready()} - {victim}) >= len(before),
-        max(0.0, options.timeout - gone),
-        f"fewer than {len(before)} pods are ready after {options.timeout:g} s",
+        lambda: len({*load.ready()} - {victim}) >= len(before),
+        max(0.0, timeout - gone),
+        f"fewer than {len(before)} pods are ready after {timeout:g} s",
     )
     return {
         "evicted": victim,
-        "replacement": sorted({*fleet.ready()} - {*before}),
+        "replacement": sorted({*load.ready()} - {*before}),
         "openStreams": open_streams,
         "goneSeconds": round(gone, 1),
         "readySeconds": round(time.monotonic() - began, 1),
@@ -141,7 +113,7 @@ def _wait(condition: Callable[[], bool], seconds: float, failure: str) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise PluginError(failure)
-        time.sleep(_POLL_SECONDS / 5)
+        time.sleep(POLL_SECONDS / 5)
 
 
 def _is_gone(cluster: Cluster, pod: Object) -> bool:

@@ -178,8 +178,9 @@ def _problems(conditions: list[dict[str, Any]], *, is_current: bool) -> list[Fin
     """
     found: dict[tuple[str, str], Finding] = {}
     if not is_current:
-        message, action = "the operator has not handled the present spec yet", "docs/operations.md"
-        found["Outdated", message] = Finding("Status", "Outdated", message, f'See "The operator itself" in {action}.')
+        message = "the operator has not handled the present spec yet"
+        page = 'See "The operator itself" in docs/operations.md.'
+        found["Outdated", message] = Finding("Status", "Outdated", message, page)
     for each in conditions:
         kind, reason, message = each["type"], each["reason"], each["message"]
         action = remedy(kind, reason, each["status"])

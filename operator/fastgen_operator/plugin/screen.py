@@ -54,10 +54,18 @@ class Screen:
             self._stream.write("\x1b[H\x1b[2J")
         self.write(lines)
 
-    def table(self, rows: Sequence[Row], *, right: Container[int] = ()) -> list[str]:
-        """Return aligned lines. The first row is the header; the columns `right` are right-aligned."""
+    def table(self, rows: Sequence[Row], *, right: Container[int] = (), most: int | None = None) -> list[str]:
+        """Return aligned lines; the first row is the header.
+
+        Args:
+            right: the columns to align on the right.
+            most: maximum length of the texts in the last column, in characters.
+        """
         header, *body = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
         cells = [[Cell(cell.text.upper(), "dim") for cell in header], *body]
+        if most is not None:
+            for row in body:
+                row[-1] = Cell(_shortened(row[-1].text, most), row[-1].colour)
         widths = [max(len(cell.text) for cell in column) for column in zip(*cells, strict=True)]
         lines = []
         for row in cells:
@@ -97,8 +105,7 @@ def age_of(time: str | None, now: datetime) -> str:
     return "-" if not time else age((now - datetime.fromisoformat(time)).total_seconds())
 
 
-def shortened(text: str, most: int) -> str:
-    """Return the text in one line of at most `most` characters."""
+def _shortened(text: str, most: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 

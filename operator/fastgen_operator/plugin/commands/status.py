@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastgen_operator.plugin.cluster import Cluster, UsageError
 from fastgen_operator.plugin.overview import Load, Overview, overview_of
-from fastgen_operator.plugin.screen import Row, Screen, age_of, shortened, wrapped
+from fastgen_operator.plugin.screen import Row, Screen, age_of, wrapped
 from fastgen_operator.plugin.tables import coloured, condition_table, pod_table, unready_first
 
 _WATCH_SECONDS: Final = 2.0
-# Longest messages in the tables of conditions and pods.
+# Maximum lengths of the messages in the tables of conditions and pods.
 _CONDITION_WIDTH: Final = 60
 _POD_WIDTH: Final = 80
 
@@ -77,9 +76,10 @@ def one_screen(found: Overview, screen: Screen, now: datetime) -> list[str]:
     facts += [("Replicas", _replicas(found)), ("Supply", _supply(found)), ("Load", _load(found.load))]
     lines += [f"{name + ':':<11}{value}" for name, value in facts]
     lines += wrapped(found.autoscaling.get("message", ""), 11, "Scaling:")
-    conditions = _table(condition_table(found, now), _CONDITION_WIDTH, screen)
+    conditions = screen.table(condition_table(found, now), most=_CONDITION_WIDTH)
     lines += ["", *(conditions if found.conditions else ["no conditions: no operator has handled the resource yet"])]
-    lines += ["", *(_table(pod_table(found, now), _POD_WIDTH, screen, right=[2]) if found.pods else ["no pods"])]
+    pods = screen.table(pod_table(found, now), right=[2], most=_POD_WIDTH)
+    lines += ["", *(pods if found.pods else ["no pods"])]
     if history := found.autoscaling.get("history"):
         lines += ["", screen.paint("Last changes by the autoscaler", "bold")]
         for step in history:
@@ -116,9 +116,3 @@ def _load(load: Load) -> str:
     words = f"{load.demand:,.0f} tokens/s arrive, {capacity}"
     share = load.utilization
     return words if share is None else f"{words}: {share:.0%} of the {load.ready} ready"
-
-
-def _table(rows: list[Row], most: int, screen: Screen, *, right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table whose last column has messages, which are cut to `most` characters."""
-    header, *body = rows
-    return screen.table([header, *((*row[:-1], shortened(str(row[-1]), most)) for row in body)], right=right)

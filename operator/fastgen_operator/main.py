@@ -35,14 +35,12 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.pod_loads import read_loads
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
-from fastgen_operator.runtime.decision_server import DecisionServer
 from fastgen_operator.runtime.discovery import Discovery
-from fastgen_operator.runtime.health_server import HealthServer
+from fastgen_operator.runtime.http_servers import decision_server, health_server
 from fastgen_operator.runtime.informers import build_registry, kinds_read, kopf_settings
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
-from fastgen_operator.runtime.logs import configure_logging
-from fastgen_operator.runtime.process import collect_garbage_less_often, raise_open_files_limit
+from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
 from fastgen_operator.runtime.settings import Settings, parse_settings
 
 # Where the kubelet writes the pod's namespace.
@@ -90,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_usage(f"--metrics-port {settings.metrics_port}: {error.strerror}")
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
     try:
-        health = HealthServer(settings.bind_address, settings.health_port, checks)
+        health = health_server(settings.bind_address, settings.health_port, checks)
     except OSError as error:
         _exit_usage(f"--health-port {settings.health_port}: {error.strerror}")
     health.start()
     try:
-        decisions = DecisionServer(settings.decisions_port, watchlist.journal)
+        decisions = decision_server(settings.decisions_port, watchlist.journal)
     except OSError as error:
         _exit_usage(f"--decisions-port {settings.decisions_port}: {error.strerror}")
     decisions.start()

@@ -20,9 +20,13 @@ from fastgen_operator.children.network_policy import (
     build_network_policy,
     dns_egress,
 )
-from fastgen_operator.children.optional_kinds import build_inference_pool, build_pod_monitor
 from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
-from fastgen_operator.children.service import build_service, build_service_account
+from fastgen_operator.children.service import (
+    build_inference_pool,
+    build_pod_monitor,
+    build_service,
+    build_service_account,
+)
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,

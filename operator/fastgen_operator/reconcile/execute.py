@@ -24,9 +24,10 @@ from fastgen_operator.kinds import (
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.objects import applied_fingerprint, foreign_managers
+from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.plan import Apply, Delete, Plan, Problem, SetDeletionCost, combine
+from fastgen_operator.plan.plan import Delete, Plan, Problem, SetDeletionCost, combine
 from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 from fastgen_operator.reconcile.events import Recorder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, cast
 
 import kopf
 
@@ -12,20 +12,26 @@ from fastgen_operator.children import Platform
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.cache import InformerCache, owner_of
 from fastgen_operator.kube.watch_health import Watches
-from fastgen_operator.runtime.kopf_storage import NoDiffs, NoProgress
 from fastgen_operator.runtime.settings import Settings
 from fastgen_operator.runtime.workqueue import WorkQueue
 
 
 class _Backoffs:
-    """Seconds between kopf's retries of a request, without end.
+    """Endless seconds between kopf's retries of a request: after the last one, kopf would stop the operator.
 
-    kopf would stop the operator after the last one. The liveness probe decides about restarts instead: it also knows
-    what still works.
+    The liveness probe decides about restarts instead.
     """
 
     def __iter__(self) -> Iterator[float]:
         return chain((1, 1, 2, 3, 5), repeat(10))
+
+
+class _NoDiffs(kopf.MultiDiffBaseStorage):
+    """Skips the copies that kopf makes of each object for change handlers: the operator takes raw events."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Return an empty essence."""
+        return cast(kopf.BodyEssence, {})
 
 
 def kinds_read(platform: Platform) -> tuple[Kind, ...]:
@@ -36,10 +42,7 @@ def kinds_read(platform: Platform) -> tuple[Kind, ...]:
 def build_registry(
     queue: WorkQueue, cache: InformerCache, watches: Watches, kinds: Sequence[Kind]
 ) -> kopf.OperatorRegistry:
-    """Build kopf's handlers.
-
-    They handle raw events only, which leave no finalizer, annotation or progress on objects.
-    """
+    """Build kopf's handlers of raw events, which leave no finalizer, annotation or progress on objects."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_via_client)
 
@@ -54,10 +57,7 @@ def build_registry(
 
 
 def deliver(kind: Kind, event: str | None, obj: Object, cache: InformerCache, queue: WorkQueue) -> None:
-    """Update the cache with an event of a watch, and then queue the owner.
-
-    The order matters: the reconcile has to find the change.
-    """
+    """Update the cache with an event of a watch, then queue the owner: its reconcile has to find the change."""
     if event == "DELETED":
         cache.remove(kind, obj)
     else:
@@ -67,16 +67,13 @@ def deliver(kind: Kind, event: str | None, obj: Object, cache: InformerCache, qu
 
 
 def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """Build kopf's settings.
-
-    Children are selected by label. No Events, and no scanning, which would need more permissions.
-    """
+    """Build kopf's settings: children selected by label, no Events, and no scanning, which needs more permissions."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.posting.loggers = False
     settings.scanning.disabled = True
-    settings.persistence.diffbase_storage = NoDiffs()
-    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = _NoDiffs([])
+    settings.persistence.progress_storage = kopf.MultiProgressStorage([])
     settings.networking.request_timeout = own.request_seconds
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _Backoffs()

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from fastgen_operator.kinds import LEASE, Object
-from fastgen_operator.kube.lease import Lease
+from fastgen_operator.kinds import LEASE
+from fastgen_operator.kube.lease import Lease, Observation, claim, holder_of, may_take, observe_lease, released
 from fastgen_operator.kube.transport import KubeError
 
 logger = logging.getLogger(__name__)
@@ -45,65 +45,8 @@ class Terms:
 DEFAULT_TERMS: Final = Terms()
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """A Lease as last read (None if missing), and the local time since when it is unchanged."""
-
-    lease: Object | None
-    since: float
-
-
-def observe_lease(before: Observation | None, lease: Object | None, now: float) -> Observation:
-    """Combine a read with the observation before.
-
-    Only a change of the spec counts: others may edit labels.
-    """
-    unchanged = before is not None and _spec(before.lease) == _spec(lease)
-    return Observation(lease, before.since if before is not None and unchanged else now)
-
-
-def holder_of(lease: Object | None) -> str:
-    """Return the identity of the holder; empty if the Lease is free."""
-    return str(_spec(lease).get("holderIdentity") or "")
-
-
-def may_take(observation: Observation, identity: str, now: float) -> bool:
-    """Return whether the Lease is free, has expired, or is held by `identity`."""
-    if holder_of(observation.lease) in ("", identity):
-        return True
-    return now >= observation.since + float(_spec(observation.lease).get("leaseDurationSeconds") or 0)
-
-
-def claim(lease: Object | None, identity: str, duration: int, now: datetime) -> Object:
-    """Return the Lease as held by `identity`: acquired, or renewed if it held it before."""
-    old, time = _spec(lease), _micro_time(now)
-    spec = {"holderIdentity": identity, "leaseDurationSeconds": duration, "renewTime": time}
-    if lease is None:
-        return {"spec": {**spec, "acquireTime": time, "leaseTransitions": 0}}
-    if holder_of(lease) == identity:
-        return {**lease, "spec": {**old, **spec}}
-    transitions = int(old.get("leaseTransitions") or 0) + 1
-    return {**lease, "spec": {**old, **spec, "acquireTime": time, "leaseTransitions": transitions}}
-
-
-def released(lease: Object, now: datetime) -> Object:
-    """Return the Lease without a holder, so that another candidate acquires it before it expires."""
-    return {**lease, "spec": {**lease["spec"], "holderIdentity": "", "renewTime": _micro_time(now)}}
-
-
-def _spec(lease: Object | None) -> dict[str, Any]:
-    return dict(lease.get("spec") or {}) if lease else {}
-
-
-def _micro_time(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 class LeadershipLost(Exception):
-    """Another operator leads, or may at any moment: no more writes are allowed.
-
-    The message gives the cause.
-    """
+    """Another operator leads, or may at any moment, so writes must stop. The message gives the cause."""
 
 
 class Leadership:

@@ -1,18 +1,29 @@
-"""Settings of the operator's process.
-
-The limit on open files, and how often Python looks for cyclic garbage.
-"""
+"""Set up the operator's process: logging, the limit on open files, garbage collection."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import resource
-from typing import Final
+import sys
+from typing import Final, Literal
+
+from fastgen.logs import JSONFormatter
 
 # As many as there are ports of one address.
 _MOST_FILES: Final = 65536
-# New containers until Python looks for cycles among them, and how many such looks until it looks at older ones.
+# Python looks for cycles after this many new containers, and at older containers after this many looks.
 _NEW_CONTAINERS, _LOOKS = 50_000, 20
+
+
+def configure_logging(log_format: Literal["json", "text"], *, verbose: bool) -> None:
+    """Log to standard error. Only warnings of kopf are logged, unless verbose."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JSONFormatter() if log_format == "json" else text)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("fastgen_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("kopf").setLevel(logging.DEBUG if verbose else logging.WARNING)
 
 
 def raise_open_files_limit() -> int:
@@ -31,9 +42,9 @@ def raise_open_files_limit() -> int:
 
 
 def collect_garbage_less_often() -> None:
-    """Let Python look for cyclic garbage after 50,000 new containers instead of 700.
+    """Look for cyclic garbage after 50,000 new containers instead of 700.
 
-    A list of 500 pods has 100,000, none of which is garbage: with Python's default, looking takes longer than parsing.
-    Everything without cycles is freed at once, whatever the setting.
+    A list of 500 pods has 100,000 containers, none of which is garbage: with Python's default, looking for cycles
+    takes longer than parsing. Objects without cycles are freed at once, whatever the setting.
     """
     gc.set_threshold(_NEW_CONTAINERS, _LOOKS, _LOOKS)

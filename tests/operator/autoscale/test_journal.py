@@ -19,7 +19,7 @@ from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling
 from fastgen_operator.autoscale.rules.recommend import State
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.plugin.arithmetic import Replay, steps_of
-from fastgen_operator.runtime.decision_server import DecisionServer
+from fastgen_operator.runtime.http_servers import decision_server
 from harness.fluid import FluidFleet, policy
 from harness.process import client
 
@@ -115,7 +115,7 @@ def test_decisions_are_served_on_loopback_to_localhost_only() -> None:
     case = cases()[0]
     assert math.isinf(case.state.since), "JSON has no infinity"
     journal = Journal().add(Entry(1.0, case, decide(case)[0]))
-    server = DecisionServer(0, {("space", "chat"): journal}.get)
+    server = decision_server(0, {("space", "chat"): journal}.get)
     server.start()
     url = f"http://127.0.0.1:{server.port}"
     try:

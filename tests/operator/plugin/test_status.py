@@ -28,7 +28,7 @@ from fastgen_operator.plugin.pages import resource_page
 from fastgen_operator.plugin.reference import PAGE_PATH, commands_page
 from fastgen_operator.plugin.remedies import DATA, PAGE, remedies_of, remedy
 from fastgen_operator.plugin.screen import Screen, age
-from fastgen_operator.runtime.json_server import JsonServer
+from fastgen_operator.runtime.http_servers import JsonServer
 from harness.objects import stored
 from harness.process import client
 from support.namespace import Object

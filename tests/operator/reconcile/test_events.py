@@ -12,8 +12,9 @@ import pytest
 
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, NETWORK_POLICY, POD, Kind, Object
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.plan import Apply, Plan, SetDeletionCost
+from fastgen_operator.plan.plan import Plan, SetDeletionCost
 from fastgen_operator.plan.rollout import DELETION_COST
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder

@@ -18,17 +18,10 @@ from hypothesis import strategies as st
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.lease import claim, may_take, observe_lease, released
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.runtime.leader_election import (
-    Leadership,
-    LeadershipLost,
-    Terms,
-    claim,
-    may_take,
-    observe_lease,
-    released,
-)
+from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, Terms
 from support.waiting import eventually
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

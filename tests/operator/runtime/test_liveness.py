@@ -19,7 +19,7 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.runtime.controller import Controller
-from fastgen_operator.runtime.health_server import HealthServer
+from fastgen_operator.runtime.http_servers import health_server
 from fastgen_operator.runtime.leader_election import SoleLeadership
 from fastgen_operator.runtime.liveness import Heartbeat, Progress, Sign, Stalled
 from fastgen_operator.runtime.settings import Settings
@@ -420,7 +420,7 @@ def test_the_probe_server_responds_while_the_event_loop_hangs() -> None:
 
     async def run() -> None:
         controller = controller_of(Stuck(gate=threading.Event(), resources=0))
-        server = HealthServer("127.0.0.1", 0, {"/healthz": controller.heartbeat.check})
+        server = health_server("127.0.0.1", 0, {"/healthz": controller.heartbeat.check})
         server.start()
         url = f"http://127.0.0.1:{server.port}"
         tasks = controller.start()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from benchmarks.prober import Prober
 
-from fastgen_operator.runtime.health_server import HealthServer
+from fastgen_operator.runtime.http_servers import health_server
 from fastgen_operator.runtime.liveness import Stalled
 from support.waiting import eventually
 
@@ -28,7 +28,7 @@ class Operator:
 
     def __init__(self) -> None:
         self.is_healthy = self.is_ready = False
-        self.server = HealthServer("127.0.0.1", 0, {"/healthz": self._healthz, "/readyz": self._readyz})
+        self.server = health_server("127.0.0.1", 0, {"/healthz": self._healthz, "/readyz": self._readyz})
         self.server.start()
 
     def _healthz(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fastgen_operator.plugin.arithmetic import Replay, steps_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, age, wrapped
 from fastgen_operator.pods import name_of
-from fastgen_operator.runtime.decision_server import PATH
+from fastgen_operator.runtime.http_servers import DECISIONS_PATH
 from fastgen_operator.runtime.settings import Settings
 
 _SELECTOR: Final = "app.kubernetes.io/name=fastgen-operator"
@@ -97,7 +97,7 @@ def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal
         name = name_of(pod)
         try:
             with closing(cluster.connection(namespace, name, _port(pod), _SECONDS)) as connection:
-                connection.request("GET", f"{PATH}/{'/'.join(key)}")
+                connection.request("GET", f"{DECISIONS_PATH}/{'/'.join(key)}")
                 answer = connection.getresponse()
                 body = answer.read()
         except (OSError, http.client.HTTPException) as error:

@@ -1,0 +1,98 @@
+"""The operator's HTTP servers: the probes, and the last decisions of the autoscaler.
+
+Each has threads of its own, so that it answers while the event loop hangs. The server of decisions listens on the
+loopback interface of the pod, for `kubectl fastgen explain-scaling`: the right to read it is the right to forward
+ports of the operator's pods. Decisions contain names of pods and figures, no addresses and no secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import urlsplit
+
+from fastgen.version import VERSION
+from fastgen_operator.autoscale.journal import Journal, to_json
+from fastgen_operator.kinds import Key
+from fastgen_operator.runtime.liveness import Stalled
+
+# Returns status and body for a path without its query, and for the host that the client asked for.
+Answer = Callable[[str, str], tuple[int, object]]
+# Returns the body of a 200 response; raises Stalled for a 500 response with its message.
+Check = Callable[[], dict[str, float]]
+
+DECISIONS_PATH: Final = "/decisions"
+_LOOPBACK: Final = "127.0.0.1"
+# A page in a browser on the machine that forwards the port could have its own name resolve to this address.
+_HOSTS: Final = (_LOOPBACK, "localhost")
+
+
+class JsonServer:
+    """Serves the JSON that a function returns for a path. Raises OSError if the port is in use."""
+
+    def __init__(self, address: str, port: int, answer: Answer, name: str) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+                status, value = answer(self.path.partition("?")[0], host)
+                body = json.dumps(value, allow_nan=False).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Log nothing: probes come every few seconds."""
+
+        self._server = ThreadingHTTPServer((address, port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start to serve."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def health_server(address: str, port: int, checks: dict[str, Check]) -> JsonServer:
+    """Return a server of one check per path."""
+
+    def answer(path: str, _: str) -> tuple[int, object]:
+        if path not in checks:
+            return 404, {"error": f"no such path: {path}"}
+        try:
+            return 200, checks[path]()
+        except Stalled as error:
+            return 500, {"error": str(error)}
+
+    return JsonServer(address, port, answer, "health")
+
+
+def decision_server(port: int, find: Callable[[Key], Journal | None]) -> JsonServer:
+    """Return a server of `/decisions/NAMESPACE/NAME`.
+
+    Args:
+        find: returns the last decisions about a resource; None if this operator has not decided on it.
+    """
+
+    def answer(path: str, host: str) -> tuple[int, object]:
+        if host not in _HOSTS:
+            return 403, {"error": f"use {_LOOPBACK} or localhost as the host, not {host}"}
+        namespace, _, name = path.removeprefix(f"{DECISIONS_PATH}/").partition("/")
+        if not path.startswith(f"{DECISIONS_PATH}/") or not name or "/" in name:
+            return 404, {"error": f"no such path: {path}; use {DECISIONS_PATH}/NAMESPACE/NAME"}
+        journal = find((namespace, name))
+        if journal is None:
+            return 404, {"error": f"no decision about {namespace}/{name}"}
+        return 200, {"version": VERSION, "journal": to_json(journal)}
+
+    return JsonServer(_LOOPBACK, port, answer, "decisions")

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
 from fastgen_operator.kinds import LEASE
 from fastgen_operator.kube.lease import Lease, Observation, claim, holder_of, may_take, observe_lease, released
@@ -40,9 +39,6 @@ class Terms:
     def __post_init__(self) -> None:
         if not 0 < self.retry < self.renew < self.duration:
             raise ValueError("a lease needs retry < renew < duration")
-
-
-DEFAULT_TERMS: Final = Terms()
 
 
 class LeadershipLost(Exception):

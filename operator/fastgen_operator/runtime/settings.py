@@ -6,226 +6,19 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
+
+from pydantic.alias_generators import to_camel
 
 from fastgen_operator.api.fields import CLASS_LIMIT, CLASS_PATTERN
 from fastgen_operator.children import DISPENSABLE_KINDS, Platform
 from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
-from fastgen_operator.runtime.leader_election import DEFAULT_TERMS, Terms
+from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.runtime.leader_election import Terms
 
 _LEASE: Final = "fastgen-operator"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of the operator.
-
-    Attributes:
-        engine_image: engine image of resources that do not set one.
-        namespaces: the watched namespaces; empty for all.
-        operator_class: the class of the resources to reconcile; None for those without a class.
-        bind_address, metrics_port, health_port: address and ports of /metrics, and of /healthz and /readyz.
-        decisions_port: port of the last decisions, on the loopback interface only.
-        resync_seconds: interval between reconciles of all resources from the cache.
-        relist_seconds: interval between full lists, which find changes that a watch missed.
-        retry_seconds, retry_limit_seconds: first and longest backoff after a failed reconcile; it doubles in between.
-        workers: number of concurrent reconciles.
-        without: names of the kinds of children that are not created.
-        neighbours: peers in the cluster's network, for the NetworkPolicies.
-        pod_monitor_labels: labels of every PodMonitor, by which Prometheus selects it.
-        pods: settings of all pods that the operator creates.
-        scrape_seconds: interval between scrapes of the replicas of autoscaled resources.
-        lease_name, lease_namespace: the leader election's Lease; the namespace defaults to the pod's own.
-        leader_elect: False for a single operator, which needs no Lease.
-        terms: times of the leader election.
-        request_seconds: timeout of a request to the API server.
-        silence_seconds: a watch without an event for this long is reopened; a bookmark comes every minute.
-        stall_seconds: the liveness probe fails after this long without progress; longer than a request may take.
-        stop_seconds: how long running reconciles may take to end after SIGTERM.
-    """
-
-    engine_image: str
-    namespaces: tuple[str, ...] = ()
-    operator_class: str | None = None
-    bind_address: str = "0.0.0.0"
-    metrics_port: int = 8080
-    health_port: int = 8081
-    decisions_port: int = 8082
-    resync_seconds: float = 30.0
-    relist_seconds: float = 300.0
-    retry_seconds: float = 1.0
-    retry_limit_seconds: float = 60.0
-    workers: int = 10
-    without: tuple[str, ...] = ()
-    neighbours: Neighbours = UNKNOWN_NEIGHBOURS
-    pod_monitor_labels: tuple[tuple[str, str], ...] = ()
-    pods: PodSettings = PLAIN_PODS
-    scrape_seconds: float = 5.0
-    lease_name: str | None = None
-    lease_namespace: str | None = None
-    leader_elect: bool = True
-    terms: Terms = DEFAULT_TERMS
-    request_seconds: float = 30.0
-    silence_seconds: float = 70.0
-    stall_seconds: float = 90.0
-    stop_seconds: float = 15.0
-    log_format: Literal["json", "text"] = "text"
-    verbose: bool = False
-
-    @property
-    def scopes(self) -> tuple[str | None, ...]:
-        """The namespaces to list; (None,) for all."""
-        return self.namespaces or (None,)
-
-    @property
-    def lease(self) -> str:
-        """The name of the Lease.
-
-        The default contains the class: operators of different classes elect separately.
-        """
-        return self.lease_name or "-".join(filter(None, (_LEASE, self.operator_class)))
-
-    @property
-    def platform(self) -> Platform:
-        """The part of the platform that is known without a request."""
-        return Platform(
-            self.engine_image,
-            without=frozenset(self.without),
-            neighbours=self.neighbours,
-            pod_monitor_labels=self.pod_monitor_labels,
-            pods=self.pods,
-        )
-
-
-def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
-    """Parse a command line. Exits with code 2 and a message on an invalid one."""
-    parser = argparse.ArgumentParser(
-        prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
-    )
-    # argparse appends to lists, so repeatable flags default to a list instead of a tuple.
-    defaults = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
-    parser.set_defaults(**{name: list(value) if value == () else value for name, value in defaults.items()})
-    parser.add_argument(
-        "--namespace", action="append", dest="namespaces", help="namespace to watch; repeatable; default: all"
-    )
-    parser.add_argument(
-        "--operator-class",
-        type=_class_name,
-        metavar="CLASS",
-        help="handle the FastGenDeployments with this spec.operatorClass; default: those without a class",
-    )
-    parser.add_argument("--engine-image", required=True, help="engine image of resources that do not set one")
-    parser.add_argument("--bind-address", help="address of the metrics and health servers")
-    parser.add_argument("--metrics-port", type=int, help="port of /metrics")
-    parser.add_argument("--health-port", type=int, help="port of /healthz and /readyz")
-    parser.add_argument(
-        "--decisions-port", type=int, help="port of /decisions on the loopback interface, for kubectl fastgen"
-    )
-    parser.add_argument(
-        "--workers", type=int, choices=range(1, 65), metavar="N", help="number of concurrent reconciles"
-    )
-    parser.add_argument("--log-format", choices=("json", "text"))
-    parser.add_argument("--verbose", action="store_true", help="log every reconcile, and kopf's messages")
-    _add_children(parser)
-    _add_pods(parser)
-    _add_times(parser)
-    _add_election(parser)
-    chosen: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(parser.parse_args(arguments)).items()
-    }
-    try:
-        terms = Terms(chosen.pop("duration"), chosen.pop("renew"), chosen.pop("retry"))
-    except ValueError:
-        parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
-    if chosen["stall_seconds"] <= chosen["request_seconds"]:
-        parser.error("--stall-seconds must be above --request-seconds: the operator waits that long for a response")
-    pods = PodSettings(**{field.name: chosen.pop(field.name) for field in fields(PodSettings)})
-    return Settings(**{**chosen, "terms": terms, "pods": pods})
-
-
-def _add_children(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--without",
-        action="append",
-        choices=[kind.name for kind in DISPENSABLE_KINDS],
-        help="create no children of this kind, and delete existing ones; repeatable",
-    )
-    parser.add_argument(
-        "--neighbours",
-        type=_neighbours,
-        metavar="JSON",
-        help="peers of the NetworkPolicies: lists of peers operator, prometheus and dns, ports dnsPorts, and egress "
-        "rules modelSources",
-    )
-    parser.add_argument(
-        "--pod-monitor-label",
-        action="append",
-        type=_label,
-        dest="pod_monitor_labels",
-        metavar="KEY=VALUE",
-        help="label of every PodMonitor, by which Prometheus selects it; repeatable",
-    )
-
-
-def _add_pods(parser: argparse.ArgumentParser) -> None:
-    for flag in ("--http-proxy", "--https-proxy"):
-        parser.add_argument(flag, type=_proxy, default="", metavar="URL", help="proxy for the engines and downloads")
-    parser.add_argument("--no-proxy", default="", metavar="HOSTS", help="hosts that they reach without a proxy")
-    parser.add_argument(
-        "--ca-config-map", default="", metavar="NAME", help="ConfigMap in their namespace with the authorities to trust"
-    )
-    parser.add_argument("--ca-key", default=PLAIN_PODS.ca_key, metavar="KEY", help="its key with the certificates")
-    parser.add_argument(
-        "--image-pull-secret",
-        action="append",
-        default=[],
-        dest="image_pull_secrets",
-        metavar="NAME",
-        help="Secret in their namespace with which their images are pulled; repeatable",
-    )
-    parser.add_argument(
-        "--no-fixed-user",
-        action="store_false",
-        dest="fixed_user",
-        help="leave the user and groups of pods to the cluster, for example to OpenShift",
-    )
-
-
-def _add_times(parser: argparse.ArgumentParser) -> None:
-    for flag, text in (
-        ("--resync-seconds", "interval between reconciles of all resources from the cache"),
-        ("--relist-seconds", "interval between full lists, which find changes that a watch missed"),
-        ("--retry-seconds", "first backoff after a failed reconcile"),
-        ("--retry-limit-seconds", "longest backoff after failed reconciles"),
-        ("--scrape-seconds", "interval between scrapes of the replicas of autoscaled resources"),
-        ("--request-seconds", "timeout of a request to the API server"),
-        ("--silence-seconds", "reopen a watch without an event for this long; a bookmark comes every minute"),
-        ("--stall-seconds", "fail the liveness probe after this long without progress"),
-        ("--stop-seconds", "how long running reconciles may take to end after SIGTERM"),
-    ):
-        parser.add_argument(flag, type=_positive, metavar="S", help=text)
-
-
-def _add_election(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-leader-elect",
-        action="store_false",
-        dest="leader_elect",
-        help="run without leader election, as the only operator",
-    )
-    parser.add_argument("--lease-name", help=f"name of the Lease; default: {_LEASE}, or {_LEASE}-CLASS with a class")
-    parser.add_argument("--lease-namespace", help="namespace of the Lease; default: the pod's own")
-    for flag, name, kind, text in (
-        ("--lease-seconds", "duration", int, "validity of the Lease after its last renewal"),
-        ("--lease-renew-seconds", "renew", _positive, "a leader that cannot renew the Lease for this long exits"),
-        ("--lease-retry-seconds", "retry", _positive, "interval between attempts to acquire or renew the Lease"),
-    ):
-        default = getattr(DEFAULT_TERMS, name)
-        parser.add_argument(flag, dest=name, type=kind, default=default, metavar="S", help=text)
 
 
 def _positive(text: str) -> float:
@@ -263,13 +56,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _neighbours(text: str) -> Neighbours:
-    names = {
-        "operator": "operator",
-        "prometheus": "prometheus",
-        "dns": "dns",
-        "dnsPorts": "dns_ports",
-        "modelSources": "model_sources",
-    }
+    names = {to_camel(each.name): each.name for each in fields(Neighbours)}
     try:
         given = json.loads(text)
     except ValueError as error:
@@ -281,3 +68,145 @@ def _neighbours(text: str) -> Neighbours:
         if not isinstance(rules, list) or not all(isinstance(rule, kind) for rule in rules):
             raise argparse.ArgumentTypeError(f"{name}: give a list of {items}")
     return Neighbours(**{names[name]: tuple(rules) for name, rules in given.items()})
+
+
+def _flag(text: str, default: Any = MISSING, **options: Any) -> Any:
+    """Return the field of a flag with this help text.
+
+    Args:
+        options: `flag`, if its name is not that of the field, and arguments of `add_argument`.
+    """
+    return field(default=default, metadata={"help": text, **options})
+
+
+def _seconds(text: str, default: float) -> Any:
+    return _flag(text, default, type=_positive, metavar="S")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of the operator: each field is a flag, except where `flag` gives another name."""
+
+    engine_image: str = _flag("engine image of resources that do not set one")
+    namespaces: tuple[str, ...] = _flag(
+        "namespace to watch; repeatable; default: all", (), flag="--namespace", action="append", metavar="NAMESPACE"
+    )
+    operator_class: str | None = _flag(
+        "handle the FastGenDeployments with this spec.operatorClass; default: those without a class",
+        None,
+        type=_class_name,
+        metavar="CLASS",
+    )
+    bind_address: str = _flag("address of the metrics and health servers", "0.0.0.0")
+    metrics_port: int = _flag("port of /metrics", 8080, type=int)
+    health_port: int = _flag("port of /healthz and /readyz", 8081, type=int)
+    decisions_port: int = _flag("port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=int)
+    workers: int = _flag("number of concurrent reconciles", 10, type=int, choices=range(1, 65), metavar="N")
+    log_format: Literal["json", "text"] = _flag("format of log lines", "text", choices=("json", "text"))
+    verbose: bool = _flag("log every reconcile, and kopf's messages", False, action="store_true")
+
+    without: tuple[str, ...] = _flag(
+        "create no children of this kind, and delete existing ones; repeatable",
+        (),
+        action="append",
+        choices=[kind.name for kind in DISPENSABLE_KINDS],
+    )
+    neighbours: Neighbours = _flag(  # noqa: RUF009  its default is frozen
+        "peers of the NetworkPolicies: lists of peers operator, prometheus and dns, ports dnsPorts, and egress rules "
+        "modelSources",
+        UNKNOWN_NEIGHBOURS,
+        type=_neighbours,
+        metavar="JSON",
+    )
+    pod_monitor_labels: tuple[tuple[str, str], ...] = _flag(
+        "label of every PodMonitor, by which Prometheus selects it; repeatable",
+        (),
+        flag="--pod-monitor-label",
+        action="append",
+        type=_label,
+        metavar="KEY=VALUE",
+    )
+    http_proxy: str = _flag("proxy of the engines and downloads for HTTP", "", type=_proxy, metavar="URL")
+    https_proxy: str = _flag("proxy of the engines and downloads for HTTPS", "", type=_proxy, metavar="URL")
+    no_proxy: str = _flag("hosts that they reach without a proxy", "", metavar="HOSTS")
+    ca_config_map: str = _flag("ConfigMap in their namespace with the authorities to trust", "", metavar="NAME")
+    ca_key: str = _flag("its key with the certificates", "ca.crt", metavar="KEY")
+    image_pull_secrets: tuple[str, ...] = _flag(
+        "Secret in their namespace with which their images are pulled; repeatable",
+        (),
+        flag="--image-pull-secret",
+        action="append",
+        metavar="NAME",
+    )
+    fixed_user: bool = _flag(
+        "leave the user and groups of pods to the cluster, for example to OpenShift",
+        True,
+        flag="--no-fixed-user",
+        action="store_false",
+    )
+
+    resync_seconds: float = _seconds("interval between reconciles of all resources from the cache", 30.0)
+    relist_seconds: float = _seconds("interval between full lists, which find changes that a watch missed", 300.0)
+    retry_seconds: float = _seconds("first backoff after a failed reconcile; it doubles with each", 1.0)
+    retry_limit_seconds: float = _seconds("longest backoff after failed reconciles", 60.0)
+    scrape_seconds: float = _seconds("interval between scrapes of the replicas of autoscaled resources", 5.0)
+    request_seconds: float = _seconds("timeout of a request to the API server", 30.0)
+    silence_seconds: float = _seconds(
+        "reopen a watch without an event for this long; a bookmark comes every minute", 70.0
+    )
+    stall_seconds: float = _seconds("fail the liveness probe after this long without progress", 90.0)
+    stop_seconds: float = _seconds("how long running reconciles may take to end after SIGTERM", 15.0)
+
+    leader_elect: bool = _flag(
+        "run without leader election, as the only operator", True, flag="--no-leader-elect", action="store_false"
+    )
+    lease_name: str | None = _flag(f"name of the Lease; default: {_LEASE}, or {_LEASE}-CLASS with a class", None)
+    lease_namespace: str | None = _flag("namespace of the Lease; default: the pod's own", None)
+    lease_seconds: int = _flag("validity of the Lease after its last renewal", 15, type=int, metavar="S")
+    lease_renew_seconds: float = _seconds("a leader that cannot renew the Lease for this long exits", 10.0)
+    lease_retry_seconds: float = _seconds("interval between attempts to acquire or renew the Lease", 2.0)
+
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """The namespaces to list; (None,) for all."""
+        return self.namespaces or (None,)
+
+    @property
+    def lease(self) -> str:
+        """The name of the Lease. By default it contains the class: operators of different classes elect separately."""
+        return self.lease_name or "-".join(filter(None, (_LEASE, self.operator_class)))
+
+    @property
+    def terms(self) -> Terms:
+        """Times of the leader election."""
+        return Terms(self.lease_seconds, self.lease_renew_seconds, self.lease_retry_seconds)
+
+    @property
+    def pods(self) -> PodSettings:
+        """Settings of all pods that the operator creates."""
+        return PodSettings(**{each.name: getattr(self, each.name) for each in fields(PodSettings)})
+
+    @property
+    def platform(self) -> Platform:
+        """The part of the platform that is known without a request."""
+        without = frozenset(self.without)
+        return Platform(self.engine_image, frozenset(), without, self.neighbours, self.pod_monitor_labels, self.pods)
+
+
+def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
+    """Parse a command line. Exits with code 2 and a message on an invalid one."""
+    parser = argparse.ArgumentParser(
+        prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
+    )
+    for each in fields(Settings):
+        options = {"dest": each.name, "required": each.default is MISSING, "default": each.default, **each.metadata}
+        flag = options.pop("flag", f"--{each.name.replace('_', '-')}")
+        # argparse appends to lists, so the default of a repeatable flag is a list instead of a tuple.
+        parser.add_argument(flag, **options | ({"default": []} if each.default == () else {}))
+    chosen = vars(parser.parse_args(arguments)).items()
+    settings = Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen})
+    if not settings.lease_retry_seconds < settings.lease_renew_seconds < settings.lease_seconds:
+        parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
+    if settings.stall_seconds <= settings.request_seconds:
+        parser.error("--stall-seconds must be above --request-seconds: the operator waits that long for a response")
+    return settings

@@ -33,15 +33,15 @@ def template_digest(workload: Object) -> str:
     return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
 
 
-def applied_entry(obj: Object) -> dict[str, Any] | None:
-    """Return this operator's entry of `metadata.managedFields`, or None.
+def annotations_of(obj: Object) -> dict[str, str]:
+    """Return the annotations of an object or a pod template."""
+    found: dict[str, str] = obj.get("metadata", {}).get("annotations") or {}
+    return found
 
-    Server-side apply keeps it.
-    """
-    for entry in obj["metadata"].get("managedFields") or ():
-        if is_applied_entry(entry):
-            return dict(entry)
-    return None
+
+def applied_entry(obj: Object) -> dict[str, Any] | None:
+    """Return this operator's entry of `metadata.managedFields`, which server-side apply keeps, or None."""
+    return next((dict(entry) for entry in obj["metadata"].get("managedFields") or () if is_applied_entry(entry)), None)
 
 
 def is_applied_entry(entry: Mapping[str, Any]) -> bool:
@@ -62,7 +62,7 @@ def foreign_entries(obj: Object) -> tuple[dict[str, Any], ...]:
 
 def applied_fingerprint(obj: Object) -> str:
     """Return the annotation with the fingerprint of the manifest applied last; empty if there is none."""
-    return str((obj["metadata"].get("annotations") or {}).get(APPLIED_ANNOTATION, ""))
+    return str(annotations_of(obj).get(APPLIED_ANNOTATION, ""))
 
 
 def foreign_managers(obj: Object) -> tuple[str, ...]:

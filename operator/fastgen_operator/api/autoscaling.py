@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, model_rules, rules
+from fastgen_operator.api.fields import ApiModel, model_rule, model_rules, rule
 
 Mode = Literal["Auto", "DryRun"]
 
@@ -85,12 +85,11 @@ def _cron_rule() -> str:
 
 
 def _cron(name: str) -> dict[str, object]:
-    rule = f"self.matches(r'{CRON_PATTERN}')"
     message = (
         f"spec.autoscaling.schedules[].{name} must be a cron expression with five fields (minute, hour, day of the "
         "month, month, day of the week), such as 0 8 * * mon-fri: correct it"
     )
-    return rules((rule, message))
+    return rule(f"self.matches(r'{CRON_PATTERN}')", message)
 
 
 CRON_PATTERN: Final = _cron_rule()
@@ -99,12 +98,10 @@ CRON_PATTERN: Final = _cron_rule()
 class Schedule(ApiModel):
     """A recurring time in which at least a number of replicas run, whatever the load is."""
 
-    model_config = model_rules(
-        (
-            "has(self.end) != has(self.durationSeconds)",
-            "spec.autoscaling.schedules[].end and durationSeconds are mutually exclusive, and one is required: set one "
-            "of them",
-        )
+    model_config = model_rule(
+        "has(self.end) != has(self.durationSeconds)",
+        "spec.autoscaling.schedules[].end and durationSeconds are mutually exclusive, and one is required: set one "
+        "of them",
     )
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
     """Name of the schedule, which the status and the Events show."""
@@ -119,12 +116,10 @@ class Schedule(ApiModel):
         default="UTC",
         max_length=64,
         pattern=r"^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$",
-        json_schema_extra=rules(
-            (
-                "self != 'Local' && timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
-                "spec.autoscaling.schedules[].timeZone must be a name of the IANA time zone database, such as "
-                "Europe/Berlin: correct it",
-            )
+        json_schema_extra=rule(
+            "self != 'Local' && timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
+            "spec.autoscaling.schedules[].timeZone must be a name of the IANA time zone database, such as "
+            "Europe/Berlin: correct it",
         ),
     )
     """IANA time zone of start and end. A start within the hour that is skipped when daylight saving time begins applies

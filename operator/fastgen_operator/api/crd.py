@@ -22,22 +22,8 @@ CHART_PATH: Final = Path("charts/fastgen/templates/crd.yaml")
 
 # JSON Schema keywords that structural schemas allow; other keywords that pydantic generates are dropped.
 _KEPT: Final = (
-    "type",
-    "format",
-    "description",
-    "default",
-    "enum",
-    "pattern",
-    "minimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "maxProperties",
-    "required",
-    "anyOf",
+    *("type", "format", "description", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength"),
+    *("minItems", "maxItems", "minProperties", "maxProperties", "required", "anyOf"),
 )
 
 
@@ -186,10 +172,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def print_or_write(description: str, files: dict[Path, str]) -> None:
-    """Run a generator's command line.
-
-    Prints the text of the first file, or writes all files with `--write`.
-    """
+    """Run a generator's command line: print the text of the first file, or write all files with `--write`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", action="store_true", help=f"write {' and '.join(str(path) for path in files)}")
     if not parser.parse_args().write:

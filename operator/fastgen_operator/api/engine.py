@@ -7,29 +7,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fastgen.config import DEFAULT_TOKEN_BUDGET
-from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rules, setting_field
+from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rule, setting_field
 
 # The flags that `children/pod.py` sets; extraArgs must not repeat them.
 OPERATOR_FLAGS: tuple[str, ...] = (
-    "--host",
-    "--port",
-    "--served-model-name",
+    *("--host", "--port", "--served-model-name"),
     *(
         engine_setting(name).flag
         for name in (
-            "device",
-            "dtype",
-            "token_budget",
-            "inter_token_target",
-            "max_sequences",
-            "max_model_length",
-            "block_size",
-            "memory_percent",
-            "swap_space",
-            "prefix_caching",
-            "max_queued_requests",
-            "drain_seconds",
-            "api_key_file",
+            *("device", "dtype", "token_budget", "inter_token_target", "max_sequences", "max_model_length"),
+            *("block_size", "memory_percent", "swap_space", "prefix_caching", "max_queued_requests"),
+            *("drain_seconds", "api_key_file"),
         )
     ),
     "--no-prefix-caching",
@@ -37,10 +25,9 @@ OPERATOR_FLAGS: tuple[str, ...] = (
 
 
 def _block_sizes() -> str:
-    setting = engine_setting("block_size")
-    assert setting.minimum is not None, "the block size is bounded"
-    assert setting.maximum is not None, "the block size is bounded"
-    return ", ".join(str(1 << bit) for bit in range(32) if setting.minimum <= 1 << bit <= setting.maximum)
+    bounds = engine_setting("block_size")
+    low, high = bounds.minimum or 1, bounds.maximum or 1
+    return ", ".join(str(1 << bit) for bit in range(32) if low <= 1 << bit <= high)
 
 
 class KVCache(ApiModel):
@@ -49,11 +36,9 @@ class KVCache(ApiModel):
     memory_percent: int = setting_field("memory_percent")
     block_size: int = setting_field(
         "block_size",
-        json_schema_extra=rules(
-            (
-                f"self in [{_block_sizes()}]",
-                f"spec.engine.kvCache.blockSize must be a power of two: one of {_block_sizes()}",
-            )
+        json_schema_extra=rule(
+            f"self in [{_block_sizes()}]",
+            f"spec.engine.kvCache.blockSize must be a power of two: one of {_block_sizes()}",
         ),
     )
     swap_space: str = Field(

@@ -53,9 +53,19 @@ def rules(*pairs: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
+def rule(condition: str, message: str) -> dict[str, Any]:
+    """Return a schema extension with one CEL rule."""
+    return rules((condition, message))
+
+
 def model_rules(*pairs: tuple[str, str]) -> ConfigDict:
     """Return the configuration of a model with `rules`."""
     return ConfigDict(json_schema_extra=rules(*pairs))
+
+
+def model_rule(condition: str, message: str) -> ConfigDict:
+    """Return the configuration of a model with one CEL rule."""
+    return model_rules((condition, message))
 
 
 def setting_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
@@ -77,7 +87,7 @@ def number_or_word(name: str, path: str, more: str = "") -> Any:
     words = " or ".join(found.words)
     allowed = f"an integer from {found.minimum} to {found.maximum}"
     in_words = ", ".join(f"'{word}'" for word in found.words)
-    rule = (
+    bounds = (
         f"type(self) == int ? (self >= {found.minimum} && self <= {found.maximum}) : self in [{in_words}]",
         f"{path} must be {words}, or {allowed}",
     )
@@ -89,6 +99,6 @@ def number_or_word(name: str, path: str, more: str = "") -> Any:
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             # Applies to strings only. Its message shows the value, which that of a rule does not for such a field.
             "pattern": f"^({'|'.join(found.words)})$",
-            **rules(rule),
+            **rules(bounds),
         },
     )

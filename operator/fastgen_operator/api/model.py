@@ -13,6 +13,7 @@ from fastgen_operator.api.fields import (
     Quantity,
     ShortText,
     model_rules,
+    rule,
     rules,
 )
 from fastgen_operator.api.resources import within_limits
@@ -120,11 +121,9 @@ class Cache(ApiModel):
     size: str = Field(
         max_length=20,
         pattern=QUANTITY_PATTERN,
-        json_schema_extra=rules(
-            (
-                "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
-                "spec.cache.size must be a quantity greater than 0, for example 50Gi",
-            )
+        json_schema_extra=rule(
+            "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+            "spec.cache.size must be a quantity greater than 0, for example 50Gi",
         ),
     )
     """Size of the volume, for example 50Gi. Allow for two revisions of the model: one is served while the other is

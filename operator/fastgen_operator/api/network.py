@@ -6,19 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, ShortText, model_rules, rules
+from fastgen_operator.api.fields import ApiModel, ShortText, model_rule, rule
 
 # isCIDR: Kubernetes 1.31 and newer.
 _CIDR = Annotated[
     str,
     Field(
         max_length=64,
-        json_schema_extra=rules(
-            (
-                "isCIDR(self)",
-                "spec.network.allowFrom: ranges of addresses must be in CIDR notation: write one such as 10.0.0.0/8 or "
-                "fd00::/64",
-            )
+        json_schema_extra=rule(
+            "isCIDR(self)",
+            "spec.network.allowFrom: ranges of addresses must be in CIDR notation: write one such as 10.0.0.0/8 or "
+            "fd00::/64",
         ),
     ),
 ]
@@ -48,14 +46,12 @@ class LabelSelector(ApiModel):
 class IPBlock(ApiModel):
     """A range of IP addresses."""
 
-    model_config = model_rules(
-        (
-            # The same as the API server asks of a NetworkPolicy.
-            "!isCIDR(self.cidr) || !has(self.except) || self.except.all(each, !isCIDR(each) || "
-            "cidr(self.cidr).containsIP(cidr(each).ip()) && "
-            "cidr(self.cidr).prefixLength() < cidr(each).prefixLength())",
-            "spec.network.allowFrom: each range in except must be a smaller one within cidr: correct or remove it",
-        )
+    model_config = model_rule(
+        # The same as the API server asks of a NetworkPolicy.
+        "!isCIDR(self.cidr) || !has(self.except) || self.except.all(each, !isCIDR(each) || "
+        "cidr(self.cidr).containsIP(cidr(each).ip()) && "
+        "cidr(self.cidr).prefixLength() < cidr(each).prefixLength())",
+        "spec.network.allowFrom: each range in except must be a smaller one within cidr: correct or remove it",
     )
     cidr: _CIDR
     """Address range in CIDR notation, for example 10.0.0.0/8."""
@@ -66,13 +62,11 @@ class IPBlock(ApiModel):
 class Peer(ApiModel):
     """A peer of a NetworkPolicy: an IP block, or pods and namespaces."""
 
-    model_config = model_rules(
-        (
-            "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) "
-            ": has(self.podSelector) || has(self.namespaceSelector)",
-            "spec.network.allowFrom: each item must set either ipBlock, or podSelector, namespaceSelector or both: "
-            "split the item into two, or set one of these fields",
-        )
+    model_config = model_rule(
+        "has(self.ipBlock) ? !has(self.podSelector) && !has(self.namespaceSelector) "
+        ": has(self.podSelector) || has(self.namespaceSelector)",
+        "spec.network.allowFrom: each item must set either ipBlock, or podSelector, namespaceSelector or both: "
+        "split the item into two, or set one of these fields",
     )
     pod_selector: LabelSelector | None = None
     """Selects pods by label, in the namespaces that namespaceSelector matches, or in the namespace of the

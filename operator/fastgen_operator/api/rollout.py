@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, model_rules
+from fastgen_operator.api.fields import ApiModel, model_rule
 
 
 class Rollout(ApiModel):
     """Rolling update strategy of the Deployment."""
 
-    model_config = model_rules(
-        (
-            "self.maxSurge > 0 || self.maxUnavailable > 0",
-            "spec.rollout.maxSurge and spec.rollout.maxUnavailable must not both be 0, because no pod could ever "
-            "be replaced: set one of them to 1",
-        )
+    model_config = model_rule(
+        "self.maxSurge > 0 || self.maxUnavailable > 0",
+        "spec.rollout.maxSurge and spec.rollout.maxUnavailable must not both be 0, because no pod could ever "
+        "be replaced: set one of them to 1",
     )
     max_surge: int = Field(default=0, ge=0, le=1000)
     """Maximum number of pods above the desired replicas during a rollout. 0 needs no spare GPU."""

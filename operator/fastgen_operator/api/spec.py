@@ -8,15 +8,7 @@ from pydantic import Field
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import (
-    ApiModel,
-    FreeForm,
-    ObjectName,
-    OperatorClass,
-    model_rules,
-    rules,
-    setting_field,
-)
+from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, OperatorClass, model_rules, rule, setting_field
 from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -32,12 +24,10 @@ class TemplateMetadata(ApiModel):
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default={},
         max_length=32,
-        json_schema_extra=rules(
-            (
-                "!('fastgen.dev/deployment' in self) && !('pod-template-hash' in self)",
-                "spec.podTemplate.metadata.labels must not contain fastgen.dev/deployment or pod-template-hash, "
-                "because pods are selected by them: use another label",
-            )
+        json_schema_extra=rule(
+            "!('fastgen.dev/deployment' in self) && !('pod-template-hash' in self)",
+            "spec.podTemplate.metadata.labels must not contain fastgen.dev/deployment or pod-template-hash, "
+            "because pods are selected by them: use another label",
         ),
     )
     """Labels to add to the pods. Labels that the operator selects pods by cannot be set."""
@@ -132,3 +122,7 @@ class Spec(ApiModel):
     def is_autoscaled(self) -> bool:
         """Whether the autoscaler sets the number of replicas."""
         return self.autoscaling is not None and self.autoscaling.mode == "Auto"
+
+    def has_minimum(self, replicas: int) -> bool:
+        """Return whether the autoscaler sets the number of replicas, and this number reaches minReplicas."""
+        return self.autoscaling is not None and self.is_autoscaled and replicas >= self.autoscaling.min_replicas

@@ -7,7 +7,6 @@ forgets it nor deletes a second pod. See docs/decisions/039.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -28,13 +27,15 @@ _MESSAGE_LIMIT: Final = 1024
 
 
 def last_replacement(spec: Spec, observed: Observed) -> Object | None:
-    """Return `status.lastReplacement`: the pod to replace now if there is one, else the last one; None if none was.
+    """Return `status.lastReplacement`: the pod to replace now, else the last replaced one; None if there was none.
 
     One pod at a time is replaced, with a pause in between that doubles.
     """
     last = _last(observed)
     found = _broken_pods(spec, observed)
-    if not found or observed.at is None or _is_under_way(last, spec, observed):
+    involved = (*(pod for pod in observed.pods if is_terminating(pod)), *(pod for pod, _ in found))
+    is_under_way = last is not None and last["pod"] in map(name_of, involved)
+    if not found or observed.at is None or is_under_way:
         return last
     count = 1
     if last is not None:
@@ -55,12 +56,8 @@ def last_replacement(spec: Spec, observed: Observed) -> Object | None:
 
 def pods_with_broken_gpus(spec: Spec, observed: Observed) -> tuple[tuple[Object, str], ...]:
     """Return the pod to delete now, with the failure: the status names it, and its engine has not recovered."""
-    last = _last(observed)
-    return tuple(
-        (pod, failure.message)
-        for pod, failure in _broken_pods(spec, observed)
-        if last is not None and last["pod"] == name_of(pod)
-    )
+    replaced = (_last(observed) or {}).get("pod")
+    return tuple((pod, failure.message) for pod, failure in _broken_pods(spec, observed) if name_of(pod) == replaced)
 
 
 def next_replacement(spec: Spec, observed: Observed) -> datetime | None:
@@ -100,18 +97,6 @@ def _broken_pods(spec: Spec, observed: Observed) -> list[tuple[Object, Failure]]
     stopped = (pod for pod in current_pods(observed) if not is_ready(pod) and not has_started(pod))
     found = ((pod, failure_of(pod)) for pod in stopped)
     return [(pod, failure) for pod, failure in found if failure is not None and failure.reason in _REASONS]
-
-
-def _is_under_way(last: Object | None, spec: Spec, observed: Observed) -> bool:
-    """Return whether the pod of the last replacement is still to be deleted, or terminates."""
-    if last is None:
-        return False
-    leaving = (pod for pod in observed.pods if is_terminating(pod))
-    return last["pod"] in _names((*leaving, *(pod for pod, _ in _broken_pods(spec, observed))))
-
-
-def _names(pods: Iterable[Object]) -> set[str]:
-    return {name_of(pod) for pod in pods}
 
 
 def _last(observed: Observed) -> Object | None:

@@ -11,6 +11,7 @@ from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_m
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import with_template_of
+from fastgen_operator.pods import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Apply:
     drift: str | None = None
     instead: Apply | None = None
     take_over: tuple[ForeignField, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The child's name."""
+        return name_of(self.manifest)
 
 
 def apply_of(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:

@@ -22,9 +22,8 @@ def first_lost_field(manifest: Object, live: Object) -> str | None:
     if entry is None:
         return "metadata.managedFields"
     # The object's identity has no owner.
-    wanted = {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind")}
-    metadata = {name: value for name, value in manifest["metadata"].items() if name not in ("name", "namespace")}
-    wanted["metadata"] = metadata
+    wanted = {**manifest, "metadata": {**manifest["metadata"]}}
+    del wanted["apiVersion"], wanted["kind"], wanted["metadata"]["name"], wanted["metadata"]["namespace"]
     return _lost(wanted, entry["fieldsV1"], live, "")
 
 

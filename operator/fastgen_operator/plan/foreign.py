@@ -57,12 +57,11 @@ def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
     if own is None:
         return ()
     ours = _at(own["fieldsV1"], _POD)
-    found = set()
-    for entry in foreign_entries(deployment):
-        theirs = entry["fieldsV1"]
-        is_undo = _owns(theirs, _APPLIED) and not _owns(own["fieldsV1"], _APPLIED)
-        for path in _beyond(_at(theirs, _POD), ours, _POD):
-            found.add(ForeignField(str(entry["manager"]), path, is_undo or _is_ours(path[len(_POD) :])))
+    found = {
+        ForeignField(str(entry["manager"]), path, _is_undo(entry["fieldsV1"], own["fieldsV1"]) or _decides(path))
+        for entry in foreign_entries(deployment)
+        for path in _beyond(_at(entry["fieldsV1"], _POD), ours, _POD)
+    }
     return tuple(sorted(found, key=lambda field: (field.manager, field.path)))
 
 
@@ -82,23 +81,23 @@ def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[s
                 taken = _union(taken, _only(owned, path))
                 owned = _without(owned, path)
         others.append({**entry, "fieldsV1": owned})
-    moved = [
-        {**entry, "fieldsV1": _union(entry["fieldsV1"], taken)} if is_applied_entry(entry) else entry
-        for entry in others
-    ]
-    return [entry for entry in moved if entry["fieldsV1"]]
+    for entry in others:
+        if is_applied_entry(entry):
+            entry["fieldsV1"] = _union(entry["fieldsV1"], taken)
+    return [entry for entry in others if entry["fieldsV1"]]
 
 
-def _is_ours(path: Path) -> bool:
+def _decides(path: Path) -> bool:
     """Return whether a field of the pod's spec decides where the pods run, or belongs to the engine's container."""
-    if path[0] in _PLACEMENT:
-        return True
-    return len(path) > 1 and path[0] == "f:containers" and (list_keys(path[1]) or {}).get("name") == ENGINE_CONTAINER
+    first, *rest = path[len(_POD) :]
+    is_engine = first == "f:containers" and rest and (list_keys(rest[0]) or {}).get("name") == ENGINE_CONTAINER
+    return first in _PLACEMENT or bool(is_engine)
 
 
-def _owns(fields: Mapping[str, Any], path: Path) -> bool:
-    *place, name = path
-    return name in _at(fields, tuple(place))
+def _is_undo(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Return whether `kubectl rollout undo` set the other manager's fields."""
+    *place, name = _APPLIED
+    return name in _at(theirs, place) and name not in _at(ours, place)
 
 
 def _beyond(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> Iterator[Path]:
@@ -112,7 +111,7 @@ def _beyond(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> I
             yield from _beyond(fields, ours[name], (*path, name))
 
 
-def _at(fields: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _at(fields: Mapping[str, Any], path: Iterable[str]) -> Mapping[str, Any]:
     for name in path:
         fields = fields.get(name, {})
     return fields

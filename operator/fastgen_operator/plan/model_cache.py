@@ -24,7 +24,9 @@ from fastgen_operator.kinds import (
     Kind,
     Object,
 )
+from fastgen_operator.objects import annotations_of
 from fastgen_operator.plan.observed import Observed, is_controlled_by
+from fastgen_operator.pods import condition_of, container_of, containers_of, is_terminating, name_of
 
 Children = Sequence[tuple[Kind, Object]]
 
@@ -46,20 +48,18 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: Po
     """Add a download Job if the model is not in the volume, and hold back the new pod template until it is."""
     if not is_preloaded(spec):
         return GatedChildren(wanted)
-    done = complete_job(spec, observed)
-    if done is not None:
-        return GatedChildren(wanted, frozenset({done["metadata"]["name"]}))
+    if (done := complete_job(spec, observed)) is not None:
+        return GatedChildren(wanted, frozenset({name_of(done)}))
     deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
     children = [child for child in wanted if child[0] != DEPLOYMENT]
     if (held := _held_back(deployment, observed)) is not None:
         children.append((DEPLOYMENT, held))
-    claim = live_claim(observed)
-    if claim is None:
+    if (claim := live_claim(observed)) is None:
         return GatedChildren(children)
     engine_pod = deployment["spec"]["template"]["spec"]
     job = build_fetch_job(observed.resource, spec, settings, engine_pod, claim, _in_use(observed))
-    if (name := job["metadata"]["name"]) and observed.child(JOB, name) is not None:
-        return GatedChildren(children, frozenset({name}))
+    if observed.child(JOB, name_of(job)) is not None:
+        return GatedChildren(children, frozenset({name_of(job)}))
     return GatedChildren([*children, (JOB, job)])
 
 
@@ -70,7 +70,7 @@ def hold_template(wanted: Children, observed: Observed) -> GatedChildren:
     if live is not None:
         deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
         children.append((DEPLOYMENT, with_template_of(deployment, live)))
-    return GatedChildren(children, frozenset(job["metadata"]["name"] for job in jobs(observed)))
+    return GatedChildren(children, frozenset(map(name_of, jobs(observed))))
 
 
 def with_template_of(deployment: Object, live: Object) -> Object:
@@ -83,13 +83,11 @@ def with_template_of(deployment: Object, live: Object) -> Object:
 
 def complete_job(spec: Spec, observed: Observed) -> Object | None:
     """Return the completed Job that downloaded the spec's model into the present volume, or None."""
-    claim = live_claim(observed)
-    if claim is None:
+    if (claim := live_claim(observed)) is None:
         return None
     about = {MODEL_ANNOTATION: model_address(spec), CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    return next(
-        (job for job in jobs(observed) if is_complete(job) and about.items() <= annotations_of(job).items()), None
-    )
+    complete = (job for job in jobs(observed) if is_complete(job))
+    return next((job for job in complete if about.items() <= annotations_of(job).items()), None)
 
 
 def jobs(observed: Observed) -> list[Object]:
@@ -97,16 +95,15 @@ def jobs(observed: Observed) -> list[Object]:
     return [
         child
         for (kind, _), child in observed.children.items()
-        if kind == JOB and is_controlled_by(child, observed.resource) and not child["metadata"].get("deletionTimestamp")
+        if kind == JOB and is_controlled_by(child, observed.resource) and not is_terminating(child)
     ]
 
 
 def live_claim(observed: Observed) -> Object | None:
     """Return the claim, or None if it is missing, being deleted, or owned by another object."""
     claim = observed.child(CLAIM)
-    if claim is None or claim["metadata"].get("deletionTimestamp") or not is_controlled_by(claim, observed.resource):
-        return None
-    return claim
+    usable = claim is not None and not is_terminating(claim) and is_controlled_by(claim, observed.resource)
+    return claim if usable else None
 
 
 def is_complete(job: Object) -> bool:
@@ -116,38 +113,22 @@ def is_complete(job: Object) -> bool:
 
 def job_has(job: Object, kind: str) -> bool:
     """Return whether the Job's condition of this type is True."""
-    conditions = job.get("status", {}).get("conditions", ())
-    return any(condition["type"] == kind and condition["status"] == "True" for condition in conditions)
+    return condition_of(job.get("status", {}), kind).get("status") == "True"
 
 
 def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
-    """Return the Jobs whose download is complete, but whose pod does not end, and the containers that still run in it.
+    """Return the Jobs whose download is complete, but whose pod still runs other containers, with their names.
 
-    Containers that end with the others (init containers with restartPolicy Always) are not among them.
+    Sidecars (init containers with restartPolicy Always) end with the others, and do not count.
     """
     found = []
     for job in jobs(observed):
         pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
-        running = {name for pod in pods if _has_fetched(pod) for name in _running(pod)}
+        fetched = (pod for pod in pods if container_of(pod, FETCH_CONTAINER).has_succeeded)
+        containers = (each for pod in fetched for each in containers_of(pod) if each.role == "container")
+        running = {each.status["name"] for each in containers if each.running is not None}
         if running and not is_complete(job):
             found.append((job, tuple(sorted(running))))
-    return found
-
-
-def _has_fetched(pod: Object) -> bool:
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    ended = (each.get("state", {}).get("terminated") for each in statuses if each["name"] == FETCH_CONTAINER)
-    return any(state is not None and state.get("exitCode") == 0 for state in ended)
-
-
-def _running(pod: Object) -> list[str]:
-    statuses = pod.get("status", {}).get("containerStatuses", ())
-    return [each["name"] for each in statuses if "running" in each.get("state", {})]
-
-
-def annotations_of(obj: Object) -> dict[str, str]:
-    """Return the annotations of an object or a pod template."""
-    found: dict[str, str] = obj.get("metadata", {}).get("annotations") or {}
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
@@ -17,7 +17,14 @@ from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open
 from fastgen_operator.plan.observed import Observed, is_controlled_by
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
-from fastgen_operator.plan.rollout import deletion_costs, pods_to_replace, pods_with_deletion_cost, unblock_rollout
+from fastgen_operator.plan.rollout import (
+    SetDeletionCost,
+    deletion_costs,
+    pods_to_replace,
+    pods_with_deletion_cost,
+    unblock_rollout,
+)
+from fastgen_operator.pods import is_terminating, name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +33,6 @@ class Problem:
 
     reason: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetDeletionCost:
-    """A deletion cost to write to one pod."""
-
-    pod: Object
-    cost: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,8 @@ def combine(problems: Sequence[Problem]) -> Problem | None:
 def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     """Compare the children that the spec needs with those observed.
 
-    An object of an optional kind that another owner created under a child's name serves in the child's place.
-    A problem of one child does not hold back the others.
+    An object of another owner under a child's name is never taken over; one of an optional kind serves in the child's
+    place. A problem of one child does not hold back the others.
     """
     problems: list[Problem] = []
     settled = unblock_rollout(spec, observed)
@@ -118,37 +117,31 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         plain = settled.model_copy(update={"pod_template": None, "scheduling": scheduling})
         children = build_children(observed.resource, plain, platform, observed.desired_replicas)
         gated = hold_template(children, observed)
-    wanted = [
-        (kind, manifest)
-        for kind, manifest in gated.children
-        if not (kind in OPTIONAL_KINDS and _is_foreign(kind, manifest["metadata"]["name"], observed))
-    ]
+    compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in gated.children]
+    own = [(kind, manifest, live) for kind, manifest, live in compared if _may_write(live, observed)]
     taken = [
-        problem
-        for kind, manifest in wanted
-        if (problem := _foreign_child(kind, manifest["metadata"]["name"], observed)) is not None
+        _name_taken(kind, name_of(manifest))
+        for kind, manifest, live in compared
+        if kind not in OPTIONAL_KINDS and not _may_write(live, observed)
     ]
     problems += taken
     problems += [Problem("InvalidSchedule", fault) for fault in faults(spec.autoscaling)]
-    if taken and not _owns_deployment(observed):
+    if taken and (observed.deployment is None or not _may_write(observed.deployment, observed)):
         # Nothing serves yet: create nothing that would depend on another owner's objects.
         return Plan(problem=combine(problems))
-    own = [child for child in wanted if not _is_foreign(child[0], child[1]["metadata"]["name"], observed)]
-    compared = ((kind, manifest, observed.child(kind, manifest["metadata"]["name"])) for kind, manifest in own)
-    applies = tuple(apply for kind, manifest, live in compared if (apply := apply_of(kind, manifest, live)) is not None)
+    applies = tuple(apply for child in own if (apply := apply_of(*child)) is not None)
     removes = any(apply.kind == DEPLOYMENT and removes_pods(apply, observed.deployment) for apply in applies)
-    costs = tuple(SetDeletionCost(pod, cost) for pod, cost in deletion_costs(observed)) if removes else ()
-    names = ((apply.kind, apply.manifest["metadata"]["name"]) for apply in applies)
-    unknown = tuple((kind, name) for kind, name in names if observed.child(kind, name) is None)
+    unknown = tuple((each.kind, each.name) for each in applies if observed.child(each.kind, each.name) is None)
     # A Deployment that the cache does not hold may exist without its label, with pods to remove.
     needs_loads = removes or any(kind == DEPLOYMENT for kind, _ in unknown)
+    keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in gated.kept_jobs}
     return Plan(
-        deletion_costs=costs,
+        deletion_costs=deletion_costs(observed) if removes else (),
         applies=applies,
         ends=_finished_downloads(observed),
-        deletes=(*_unwanted(wanted, gated.kept_jobs, observed), *_replaced_pods(spec, observed)),
+        deletes=(*_unwanted(keep, observed), *_replaced_pods(spec, observed)),
         problem=combine(problems),
-        rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own, observed),
+        rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
     )
@@ -160,21 +153,20 @@ def _finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
     return tuple(EndJob(job, why.format(" and ".join(containers))) for job, containers in kept_open(observed))
 
 
-def _rewritten(wanted: Sequence[tuple[Kind, Object]], observed: Observed) -> tuple[RewrittenField, ...]:
-    """Return the fields of the Deployment that admission rewrites; `wanted` has what was applied last."""
-    manifest, live = next((manifest for kind, manifest in wanted if kind == DEPLOYMENT), None), observed.deployment
-    return () if manifest is None or live is None else rewritten_fields(manifest, live)
+def _rewritten(compared: Sequence[tuple[Kind, Object, Object | None]]) -> tuple[RewrittenField, ...]:
+    """Return the fields of the Deployment that admission rewrites; its manifest is what was applied last."""
+    for kind, manifest, live in compared:
+        if kind == DEPLOYMENT and live is not None:
+            return rewritten_fields(manifest, live)
+    return ()
 
 
-def _unwanted(wanted: Sequence[tuple[Kind, Object]], jobs: Iterable[str], observed: Observed) -> tuple[Delete, ...]:
-    """Return deletions of own children that the spec no longer needs, except these Jobs."""
-    keep = {(kind, manifest["metadata"]["name"]) for kind, manifest in wanted} | {(JOB, name) for name in jobs}
+def _unwanted(keep: Collection[tuple[Kind, str]], observed: Observed) -> tuple[Delete, ...]:
+    """Return deletions of the other children of this resource."""
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
         for (kind, name), child in observed.children.items()
-        if (kind, name) not in keep
-        and is_controlled_by(child, observed.resource)
-        and not child["metadata"].get("deletionTimestamp")
+        if (kind, name) not in keep and is_controlled_by(child, observed.resource) and not is_terminating(child)
     )
 
 
@@ -187,21 +179,14 @@ def _replaced_pods(spec: Spec, observed: Observed) -> tuple[Delete, ...]:
     return tuple(Delete(POD, pod, why, only_unchanged=True) for pod, why in found)
 
 
-def _foreign_child(kind: Kind, name: str, observed: Observed) -> Problem | None:
-    """Return a problem if the child's name belongs to an object of another owner, which is never taken over."""
-    if not _is_foreign(kind, name, observed):
-        return None
+def _may_write(live: Object | None, observed: Observed) -> bool:
+    """Return whether the child does not exist, or belongs to this resource."""
+    return live is None or is_controlled_by(live, observed.resource)
+
+
+def _name_taken(kind: Kind, name: str) -> Problem:
     return Problem(
         "NameTaken",
         f"a {kind.name} named {name} exists and does not belong to this FastGenDeployment: delete that {kind.name}, "
         "or create the FastGenDeployment under another name",
     )
-
-
-def _owns_deployment(observed: Observed) -> bool:
-    return observed.deployment is not None and is_controlled_by(observed.deployment, observed.resource)
-
-
-def _is_foreign(kind: Kind, name: str, observed: Observed) -> bool:
-    live = observed.child(kind, name)
-    return live is not None and not is_controlled_by(live, observed.resource)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import has_ended, is_terminating, name_of, node_of
+from fastgen_operator.pods import containers_of, has_ended, is_terminating, name_of, node_of
 
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)
@@ -39,22 +39,18 @@ def lacks_containers(pod: Object, at: datetime) -> bool:
     """Return whether the pod is on a node on which its containers should have been created by now."""
     if has_ended(pod) or is_terminating(pod) or not node_of(pod):
         return False
-    status = pod.get("status", {})
-    containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
-    if any("running" in each.get("state", {}) or "terminated" in each.get("state", {}) for each in containers):
+    if any(each.status.get("state", {}).keys() & {"running", "terminated"} for each in containers_of(pod)):
         return False
-    if any(_waiting(each) not in ("ContainerCreating", "PodInitializing", "") for each in containers):
-        return False
-    return _has_waited(pod, at)
+    reasons = {str(each.waiting.get("reason", "")) for each in containers_of(pod)}
+    return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod, at)
 
 
 def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
     """Return why the pod has no containers; None if its Events do not say."""
     mine = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
     progress = max((_time(event) for event in mine if event.get("reason") in _PROGRESS), default=None)
-    recent = [
-        event for event in mine if event.get("type") == "Warning" and (progress is None or _time(event) >= progress)
-    ]
+    warnings = [event for event in mine if event.get("type") == "Warning"]
+    recent = [event for event in warnings if progress is None or _time(event) >= progress]
     return (
         _failure("FailedAttachVolume", 1, "a volume cannot be attached to its node", pod, recent)
         or _failure("FailedMount", _REPEATED, "a volume cannot be mounted", pod, recent)
@@ -64,11 +60,11 @@ def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
 
 def lacks_pods(job: Object, pods: Iterable[Object], at: datetime) -> bool:
     """Return whether the Job should have one of these pods by now."""
-    spec, uid = job["spec"], job["metadata"]["uid"]
-    if spec.get("suspend") or any(_is_true(condition) for condition in job.get("status", {}).get("conditions", ())):
+    conditions = job.get("status", {}).get("conditions", ())
+    if job["spec"].get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
     owners = (owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences", ()))
-    return uid not in owners and _has_waited(job, at)
+    return job["metadata"]["uid"] not in owners and _has_waited(job, at)
 
 
 def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
@@ -89,10 +85,6 @@ def _has_waited(obj: Object, at: datetime) -> bool:
     return abs(at - datetime.fromisoformat(obj["metadata"]["creationTimestamp"])) >= PATIENCE
 
 
-def _is_true(condition: dict[str, Any]) -> bool:
-    return bool(condition["status"] == "True")
-
-
 def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequence[Object]) -> Failure | None:
     found = [event for event in warnings if event.get("reason") == reason and _count(event) >= count]
     if not found:
@@ -101,10 +93,6 @@ def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequenc
     first = min((str(event.get("message", "")) for event in found), key=lambda text: (text.startswith(_VAGUE), text))
     remedy = f"; {_RELEASE}" if _ELSEWHERE in first else ""
     return Failure(reason, f"pod {name_of(pod)} on node {node_of(pod)}: {words}: {first}{remedy}")
-
-
-def _waiting(container: dict[str, Any]) -> str:
-    return str(container.get("state", {}).get("waiting", {}).get("reason", ""))
 
 
 def _count(event: Object) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, runs_on_one_node, volume_nodes
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import annotations_of
 from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
 from fastgen_operator.pods import (
     has_ended,
@@ -19,10 +21,17 @@ from fastgen_operator.pods import (
     unschedulable_pods,
 )
 
+# Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first.
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
-"""Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first."""
-
 _HIGHEST_COST: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeletionCost:
+    """A deletion cost to write to one pod."""
+
+    pod: Object
+    cost: str
 
 
 def unblock_rollout(spec: Spec, observed: Observed) -> Spec:
@@ -32,10 +41,7 @@ def unblock_rollout(spec: Spec, observed: Observed) -> Spec:
     that GPU, and the controller for the new pod. The raised number covers only pods that are not ready, so that no
     ready pod is deleted.
     """
-    configured = spec.rollout.max_unavailable
-    allowed = _max_unavailable(configured, observed)
-    if allowed == configured:
-        return spec
+    allowed = _max_unavailable(spec.rollout.max_unavailable, observed)
     return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
 
 
@@ -45,18 +51,14 @@ def _max_unavailable(configured: int, observed: Observed) -> int:
         return configured
     if not is_rollout_observed(deployment):
         # Until the controller has seen the raised number, keep it.
-        return max(configured, _live_max_unavailable(deployment, configured))
+        live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")
+        return max(configured, live) if isinstance(live, int) else configured
     idle = [pod for pod in older_pods(observed) if node_of(pod) and not is_ready(pod) and not has_started(pod)]
     waiting = [pod for pod in current_pods(observed) if pending_message(pod) is not None]
     if not idle or not waiting:
         return configured
     ready = sum(is_ready(pod) for pod in (*current_pods(observed), *older_pods(observed)))
     return max(configured, observed.desired_replicas - ready)
-
-
-def _live_max_unavailable(deployment: Object, default: int) -> int:
-    live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable", default)
-    return live if isinstance(live, int) else default
 
 
 def pods_to_replace(spec: Spec, observed: Observed) -> tuple[Object, ...]:
@@ -81,21 +83,16 @@ def pods_with_deletion_cost(observed: Observed) -> tuple[Object, ...]:
     return tuple(sorted(pods, key=name_of)) if len(pods) > 1 else ()
 
 
-def deletion_costs(observed: Observed) -> tuple[tuple[Object, str], ...]:
-    """Return the pods whose deletion cost has to be written, with the cost: their tokens in flight.
+def deletion_costs(observed: Observed) -> tuple[SetDeletionCost, ...]:
+    """Return the deletion costs to write, which are the pods' tokens in flight.
 
     A pod whose load is unknown gets the highest cost of the others: it may be too busy to answer.
     """
     loads = observed.in_flight_tokens
-    if not loads:
-        return ()
-    unknown = max(loads.values())
+    unknown = max(loads.values(), default=0.0)
     costs = [
-        (pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown)))))
+        SetDeletionCost(pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown)))))
         for pod in pods_with_deletion_cost(observed)
+        if loads
     ]
-    return tuple((pod, cost) for pod, cost in costs if _written_cost(pod) != cost)
-
-
-def _written_cost(pod: Object) -> str:
-    return str(pod["metadata"].get("annotations", {}).get(DELETION_COST, "0"))
+    return tuple(each for each in costs if str(annotations_of(each.pod).get(DELETION_COST, "0")) != each.cost)

@@ -1,4 +1,4 @@
-"""What the autoscaler is told about a fleet: its pods, reduced to what the supply model reads. Pure."""
+"""Describe a fleet to the autoscaler: its pods, reduced to what the supply model reads. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.objects import TEMPLATE_LABEL
 from fastgen_operator.plan.observed import Observed, current_template
 from fastgen_operator.plan.pod_failures import Failure, failure_of
-from fastgen_operator.pods import ENGINE_CONTAINER, has_ended, is_ready, is_silent, name_of, node_of, pod_condition
+from fastgen_operator.pods import (
+    ENGINE_CONTAINER,
+    container_of,
+    has_ended,
+    is_ready,
+    is_silent,
+    name_of,
+    node_of,
+    pod_condition,
+)
 
 
 def mode_of(spec: Spec) -> tuple[bool, bool]:
@@ -60,12 +69,10 @@ def view_of(pod: Object, failures: Mapping[str, Failure]) -> PodView:
     """Return what the supply model reads of a pod; `failures` are those that pods' Events name."""
     metadata: dict[str, Any] = pod["metadata"]
     ready, scheduled = pod_condition(pod, "Ready"), pod_condition(pod, "PodScheduled")
-    serves = is_ready(pod)
-    refused = scheduled is not None and scheduled["status"] == "False"
+    serves, refused = is_ready(pod), scheduled.get("status") == "False"
     failure = failure_of(pod) or failures.get(name_of(pod))
-    status = _engine_status(pod)
-    running = status.get("state", {}).get("running", {})
-    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated") or {}
+    engine = container_of(pod, ENGINE_CONTAINER)
+    running, ended = engine.running or {}, engine.ended or {}
     return PodView(
         name=name_of(pod),
         address=pod.get("status", {}).get("podIP"),
@@ -73,26 +80,19 @@ def view_of(pod: Object, failures: Mapping[str, Failure]) -> PodView:
         scheduled_at=_time_of(scheduled) if node_of(pod) else None,
         started_at=_seconds(running.get("startedAt")),
         ended_at=None if running else _seconds(ended.get("finishedAt")),
-        restarted=bool(status.get("restartCount")),
+        restarted=bool(engine.restarts),
         ready_since=_time_of(ready) if serves else None,
         unready_since=None if serves else _time_of(ready),
         # Not only Unschedulable: a pod with scheduling gates waits for a quota.
-        unschedulable=str(scheduled.get("message") or scheduled.get("reason", "")) if refused and scheduled else "",
+        unschedulable=str(scheduled.get("message") or scheduled.get("reason", "")) if refused else "",
         failure="" if serves or failure is None else f"{failure.reason}: {failure.message}",
         is_silent=is_silent(pod),
         gone_by=_seconds(metadata.get("deletionTimestamp")),
     )
 
 
-def _engine_status(pod: Object) -> dict[str, Any]:
-    for status in pod.get("status", {}).get("containerStatuses", ()):
-        if status["name"] == ENGINE_CONTAINER:
-            return dict(status)
-    return {}
-
-
-def _time_of(condition: dict[str, Any] | None) -> float | None:
-    return None if condition is None else _seconds(condition.get("lastTransitionTime"))
+def _time_of(condition: dict[str, Any]) -> float | None:
+    return _seconds(condition.get("lastTransitionTime"))
 
 
 def _seconds(time: str | None) -> float | None:

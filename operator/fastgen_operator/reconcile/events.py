@@ -1,7 +1,4 @@
-"""Record Kubernetes Events about resources.
-
-Repetitions are counted on one Event, and the rate is limited.
-"""
+"""Record Kubernetes Events: repetitions are counted on one Event, and the rate is limited."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from fastgen_operator.kinds import Key, Object
+from fastgen_operator.kinds import Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.reconcile.backoff import is_within
@@ -36,54 +33,30 @@ class _Recorded:
 
 
 @dataclass(slots=True)
-class _History:
-    """The Events recorded about one resource."""
-
-    recorded: OrderedDict[Notice, _Recorded] = field(default_factory=OrderedDict)
-    tokens: float = BURST
-    filled: datetime | None = None
-
-    def take(self, now: datetime) -> bool:
-        """Take a token for a new Event; return whether there was one."""
-        if self.filled is not None:
-            # The clock may have been set back.
-            self.tokens = min(BURST, self.tokens + max(timedelta(), now - self.filled) / REFILL)
-        self.filled = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
-@dataclass(slots=True)
 class Recorder:
-    """Records Events. No locks: one thread at a time reconciles a resource."""
+    """Records Events about one resource."""
 
     client: KubeClient
-    _histories: dict[Key, _History] = field(default_factory=dict)
+    _recorded: OrderedDict[Notice, _Recorded] = field(default_factory=OrderedDict)
+    _tokens: float = BURST
+    _filled: datetime | None = None
 
     def record(self, resource: Object, notice: Notice, now: datetime) -> None:
         """Record the notice. Never raises KubeError: no state depends on an Event."""
-        metadata = resource["metadata"]
-        history = self._histories.setdefault((metadata["namespace"], metadata["name"]), _History())
         try:
-            self._record(history, resource, notice, now)
+            self._record(resource, notice, now)
         except KubeError as error:
-            history.recorded.pop(notice, None)
+            self._recorded.pop(notice, None)
             level = logging.DEBUG if error.is_namespace_leaving else logging.WARNING
-            logger.log(level, "%s: recording an Event: %s", metadata["name"], error)
+            logger.log(level, "%s: recording an Event: %s", resource["metadata"]["name"], error)
 
-    def forget(self, key: Key) -> None:
-        """Drop the state of a deleted resource."""
-        self._histories.pop(key, None)
-
-    def _record(self, history: _History, resource: Object, notice: Notice, now: datetime) -> None:
-        recorded = history.recorded.get(notice)
+    def _record(self, resource: Object, notice: Notice, now: datetime) -> None:
+        recorded = self._recorded.get(notice)
         if recorded is not None and is_within(WINDOW, recorded.last, now):
             self.client.count_event(resource, recorded.name, recorded.count + 1, now.isoformat())
             recorded.count, recorded.last = recorded.count + 1, now
             return
-        if not history.take(now):
+        if not self._take_token(now):
             logger.debug("%s: Event dropped by the rate limit: %s", resource["metadata"]["name"], notice.message)
             return
         event = {
@@ -93,7 +66,17 @@ class Recorder:
             "firstTimestamp": now.isoformat(),
             "lastTimestamp": now.isoformat(),
         }
-        history.recorded[notice] = _Recorded(self.client.create_event(resource, event), 1, now)
-        history.recorded.move_to_end(notice)
-        if len(history.recorded) > _REMEMBERED:
-            history.recorded.popitem(last=False)
+        self._recorded[notice] = _Recorded(self.client.create_event(resource, event), 1, now)
+        self._recorded.move_to_end(notice)
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
+
+    def _take_token(self, now: datetime) -> bool:
+        """Take a token for a new Event; return whether there was one."""
+        # The clock may have been set back.
+        passed = timedelta() if self._filled is None else max(timedelta(), now - self._filled)
+        self._tokens, self._filled = min(BURST, self._tokens + passed / REFILL), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True

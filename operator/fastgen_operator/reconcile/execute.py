@@ -17,7 +17,6 @@ from fastgen_operator.kinds import (
     NETWORK_POLICY,
     OPTIONAL_KINDS,
     POD,
-    Key,
     Kind,
     Object,
 )
@@ -27,8 +26,9 @@ from fastgen_operator.objects import applied_fingerprint, foreign_managers
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.plan import Delete, Plan, Problem, SetDeletionCost, combine
-from fastgen_operator.plan.rollout import DELETION_COST
+from fastgen_operator.plan.plan import Delete, Plan, Problem, combine
+from fastgen_operator.plan.rollout import DELETION_COST, SetDeletionCost
+from fastgen_operator.pods import name_of
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.status.status import Notice
@@ -42,11 +42,7 @@ _EVERYTHING: Final = "all"
 
 @dataclass(slots=True)
 class _Outcome:
-    """What came of a plan's writes.
-
-    Attributes:
-        created: kinds and names of new children.
-    """
+    """The result of a plan's writes. `created` has the kinds and names of new children."""
 
     problems: list[Problem]
     failures: list[KubeError] = field(default_factory=list)
@@ -58,18 +54,16 @@ class _Outcome:
 
 @dataclass(slots=True)
 class PlanExecutor:
-    """Executes plans, one at a time per resource."""
+    """Executes the plans of one resource."""
 
     client: KubeClient
     recorder: Recorder
     now: Callable[[], datetime]
     contention: Contention = field(default_factory=Contention)
-    _written: dict[Key, dict[tuple[Kind, str], str]] = field(default_factory=dict)
+    _written: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
     def run(self, plan: Plan, observed: Observed) -> tuple[Observed, Problem | None]:
-        """Execute the plan and return what is observed afterwards.
-
-        Also return the problems that kept it from being completed.
+        """Execute the plan; return what is observed afterwards, and the problem that kept it from being completed.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
@@ -83,7 +77,7 @@ class PlanExecutor:
                 self._announce(observed, f"{_list(outcome.created)} created")
         for end in plan.ends:
             if (ended := self.client.end_job(end.job)) is not None:
-                self._announce(observed, f"Job {end.job['metadata']['name']} {end.why}")
+                self._announce(observed, f"Job {name_of(end.job)} {end.why}")
                 observed = observed.with_child(JOB, ended)
         for delete in plan.deletes:
             try:
@@ -91,24 +85,16 @@ class PlanExecutor:
             except KubeError as error:
                 if not error.is_refusal or error.is_namespace_leaving:
                     raise
-                name = delete.child["metadata"]["name"]
-                outcome.problems.append(
-                    Problem("ApplyRefused", f"deleting the {delete.kind.name} {name} was refused: {error}")
-                )
+                words = f"deleting the {delete.kind.name} {name_of(delete.child)} was refused: {error}"
+                outcome.problems.append(Problem("ApplyRefused", words))
         if outcome.failures:
             raise outcome.failures[0]
         return observed, combine(outcome.problems)
 
-    def forget(self, key: Key) -> None:
-        """Drop the state of a deleted resource."""
-        self.contention.forget(key)
-        self._written.pop(key, None)
-
     def is_due(self, plan: Plan, observed: Observed) -> bool:
         """Return whether the plan's apply of the Deployment goes out now, if it contains one."""
         return any(
-            apply.kind == DEPLOYMENT and not self._is_held(apply, self._lost(apply, observed), observed)
-            for apply in plan.applies
+            apply.kind == DEPLOYMENT and not self._is_held(apply, self._lost(apply, observed)) for apply in plan.applies
         )
 
     def _apply_all(self, plan: Plan, observed: Observed, outcome: _Outcome) -> Observed:
@@ -119,7 +105,7 @@ class PlanExecutor:
         """
         unprotected = False
         for apply in plan.applies:
-            if unprotected and apply.kind in (DEPLOYMENT, JOB) and observed.child(apply.kind, _name(apply)) is None:
+            if unprotected and apply.kind in (DEPLOYMENT, JOB) and observed.child(apply.kind, apply.name) is None:
                 words = f"the {apply.kind.name} is not created before its NetworkPolicy"
                 outcome.problems.append(Problem("ApplyRefused", words))
                 continue
@@ -142,8 +128,8 @@ class PlanExecutor:
             KubeError: the API server failed, or the namespace is being deleted.
         """
         lost = self._lost(apply, observed)
-        if self._is_held(apply, lost, observed):
-            outcome.problems.append(_contended(apply, str(lost), observed.child(apply.kind, _name(apply))))
+        if self._is_held(apply, lost):
+            outcome.problems.append(_contended(apply, str(lost), observed.child(apply.kind, apply.name)))
             return observed
         try:
             for cost in costs if apply.kind == DEPLOYMENT else ():
@@ -184,35 +170,32 @@ class PlanExecutor:
 
         Another operator uses the same field manager: it takes no ownership, but writes another fingerprint.
         """
-        written = self._written.get(observed.key, {}).get((apply.kind, _name(apply)))
+        written = self._written.get((apply.kind, apply.name))
         if apply.drift is not None or written is None or written != applied_fingerprint(apply.manifest):
             return apply.drift
-        live = observed.child(apply.kind, _name(apply))
+        live = observed.child(apply.kind, apply.name)
         return _EVERYTHING if live is None else _FINGERPRINT
 
-    def _is_held(self, apply: Apply, lost: str | None, observed: Observed) -> bool:
-        return lost is not None and self.contention.is_held(observed.key, apply.kind, _name(apply), self.now())
+    def _is_held(self, apply: Apply, lost: str | None) -> bool:
+        return lost is not None and self.contention.is_held(apply.kind, apply.name, self.now())
 
     def _delete(self, delete: Delete, observed: Observed) -> Observed:
-        name = delete.child["metadata"]["name"]
+        name = name_of(delete.child)
         if not delete.only_unchanged:
             self.client.delete(delete.kind, delete.child)
         elif not self.client.delete_unchanged(delete.kind, delete.child):
             return observed
-        self._written.get(observed.key, {}).pop((delete.kind, name), None)
+        self._written.pop((delete.kind, name), None)
         self._announce(observed, f"{delete.kind.name} {name} {delete.why}")
         return observed.without_child(delete.kind, name)
 
     def _note(self, apply: Apply, lost: str | None, observed: Observed, live: Object, created: list[str]) -> None:
-        """Remember what was written, and announce it.
-
-        A new child is added to `created`, for one Event about all of them.
-        """
-        name = live["metadata"]["name"]
-        self._written.setdefault(observed.key, {})[apply.kind, name] = applied_fingerprint(apply.manifest)
+        """Remember what was written, and announce it. New children are added to `created`, for one Event about all."""
+        name = name_of(live)
+        self._written[apply.kind, name] = applied_fingerprint(apply.manifest)
         if lost is not None:
             # Also if the apply had no effect, because a webhook undid it.
-            self.contention.note(observed.key, apply.kind, name, self.now())
+            self.contention.note(apply.kind, name, self.now())
         before = observed.child(apply.kind, name)
         if before is None and lost is None:
             created.append(f"{apply.kind.name} {name}")
@@ -242,24 +225,17 @@ def _list(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _name(apply: Apply) -> str:
-    return str(apply.manifest["metadata"]["name"])
-
-
 def _never_converges(apply: Apply) -> Problem:
-    """Return the problem of a child that lacks its fingerprint right after the apply.
-
-    Only admission can have changed it.
-    """
+    """Return the problem of a child that lacks its fingerprint right after the apply, as admission changed it."""
     return Problem(
         "Contended",
-        f"a mutating admission webhook or policy rewrites {_FINGERPRINT} of {apply.kind.name} {_name(apply)} in every "
+        f"a mutating admission webhook or policy rewrites {_FINGERPRINT} of {apply.kind.name} {apply.name} in every "
         "write: to find it, run kubectl get mutatingwebhookconfigurations",
     )
 
 
 def _contended(apply: Apply, lost: str, live: Object | None) -> Problem:
-    name = _name(apply)
+    name = apply.name
     doing = "deleting" if lost == _EVERYTHING else f"changing {lost} of"
     managers = () if live is None else foreign_managers(live)
     by = f", as field manager {' or '.join(managers)}" if managers else ""

@@ -37,6 +37,21 @@ logger = logging.getLogger(__name__)
 _FAILURE_GRACE: Final = timedelta(seconds=3)
 
 
+class _Memory:
+    """What reconciles of one resource remember. It speeds up or delays work; no result depends on it.
+
+    No locks: one thread at a time reconciles a resource.
+    """
+
+    def __init__(self, client: KubeClient, now: Callable[[], datetime]) -> None:
+        self.failing_since: datetime | None = None
+        self.due: datetime | None = None
+        self.settled = Settled()
+        self.pod_events = PodEvents(client)
+        self.recorder = Recorder(client)
+        self.executor = PlanExecutor(client, self.recorder, now)
+
+
 @dataclass(slots=True)
 class Reconciler:
     """Reconciles resources; safe to use from several threads, one resource at a time each.
@@ -58,17 +73,7 @@ class Reconciler:
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
-    _failing_since: dict[Key, datetime] = field(default_factory=dict)
-    _due: dict[Key, datetime | None] = field(default_factory=dict)
-    _settled: Settled = field(default_factory=Settled)
-    _pod_events: PodEvents = field(init=False)
-    _recorder: Recorder = field(init=False)
-    _executor: PlanExecutor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._pod_events = PodEvents(self.client)
-        self._recorder = Recorder(self.client)
-        self._executor = PlanExecutor(self.client, self._recorder, self.now)
+    _memories: dict[Key, _Memory] = field(default_factory=dict)
 
     def reconcile(self, key: Key) -> Problem | None:
         """Bring the children to the spec, and the status to the children.
@@ -80,26 +85,27 @@ class Reconciler:
             KubeError: the API server failed, or another writer came first; to be retried. If this lasts, the status
                 reports it.
         """
+        memory = self._memory(key)
         try:
-            problem = self._reconcile(key)
+            problem = self._reconcile(key, memory)
         except Exception as error:
-            self._report_failure(key, error)
+            self._report_failure(key, memory, error)
             raise
-        self._failing_since.pop(key, None)
+        memory.failing_since = None
         return problem
 
     def unsettled(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the resources for which a reconcile may have something to do now; of the others nothing has changed.
+        """Return the resources for which a reconcile may have something to do now.
 
-        The others count as reconciled: alerts watch that reconciles go on. A later change queues its resource, so this
-        may run beside reconciles.
+        The others, of which nothing has changed, count as reconciled: alerts watch that reconciles go on. A later
+        change queues its resource, so this may run beside reconciles.
         """
         platform, now = self.platform(), self.now()
         found = []
         for key in keys:
             began = time.perf_counter()
             observed = observe(self.cache, key, platform.kinds, self.operator_class)
-            if observed is None or not self._settled.is_settled(key, self._inputs(observed, platform), now):
+            if observed is None or not self._memory(key).settled.is_settled(self._inputs(observed, platform), now):
                 found.append(key)
             else:
                 self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
@@ -107,28 +113,32 @@ class Reconciler:
 
     def seconds_until_due(self, key: Key) -> float | None:
         """Return the seconds until a schedule starts or ends or a pod may be replaced; None if nothing is due."""
-        due = self._due.get(key)
-        return None if due is None else (due - self.now()).total_seconds()
+        memory = self._memories.get(key)
+        return None if memory is None or memory.due is None else (memory.due - self.now()).total_seconds()
 
-    def _reconcile(self, key: Key) -> Problem | None:
+    def _memory(self, key: Key) -> _Memory:
+        memory = self._memories.get(key)
+        return self._memories.setdefault(key, _Memory(self.client, self.now)) if memory is None else memory
+
+    def _reconcile(self, key: Key, memory: _Memory) -> Problem | None:
         platform, now = self.platform(), self.now()
-        if (due := self._due.get(key)) is not None and due <= now:
+        if memory.due is not None and memory.due <= now:
             # Not again and again, if this reconcile does not get far enough to find the next time.
-            self._due[key] = None
+            memory.due = None
         observed = observe(self.cache, key, platform.kinds, self.operator_class)
         if observed is None:
             self._forget(key)
             return None
         inputs = self._inputs(observed, platform)
-        if self._settled.is_settled(key, inputs, now):
+        if memory.settled.is_settled(inputs, now):
             return None
-        self._settled.forget(key)
+        memory.settled.forget()
         observed = replace(observed, at=now)
         spec = parse_spec(observed.resource)
         if isinstance(spec, Problem):
             self._write_status(observed, build_status(None, observed, spec, now))
             return spec
-        observed = replace(observed, pod_failures=self._pod_events.failures(observed, now))
+        observed = replace(observed, pod_failures=memory.pod_events.failures(observed, now))
         observed = self._settle(spec, observed)
         plan = make_plan(spec, observed, platform)
         if plan.names_to_look_up and not self._is_live(observed):
@@ -140,7 +150,7 @@ class Reconciler:
             observed = complete
             plan = make_plan(spec, observed, platform)
         try:
-            observed, problem = self._executor.run(plan, observed)
+            observed, problem = memory.executor.run(plan, observed)
         except KubeError as error:
             if not error.is_namespace_leaving:
                 raise
@@ -153,17 +163,18 @@ class Reconciler:
         is_served = all(pod.state == "Ready" for pod in observed.supply)
         is_done = plan.writes_nothing and not is_written
         if is_in_cache and is_done and is_served and shows_ready(status):
-            self._settled.remember(key, inputs, now, observed.timetable.due)
+            memory.settled.remember(inputs, now, observed.timetable.due)
         return problem
 
     def _inputs(self, observed: Observed, platform: Platform) -> Inputs:
         record = self.watchlist.lookup(observed.key, observed.resource["metadata"]["uid"])
         return inputs_of(observed, platform, record)
 
-    def _report_failure(self, key: Key, error: Exception) -> None:
+    def _report_failure(self, key: Key, memory: _Memory, error: Exception) -> None:
         """Write the status of a resource whose reconciles keep failing, so that it does not stay at an old success."""
         now = self.now()
-        if is_within(_FAILURE_GRACE, self._failing_since.setdefault(key, now), now):
+        memory.failing_since = memory.failing_since or now
+        if is_within(_FAILURE_GRACE, memory.failing_since, now):
             return
         observed = observe(self.cache, key, self.platform().kinds, self.operator_class)
         if observed is None:
@@ -187,21 +198,16 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         """Drop the state of a resource that is deleted, or that another operator handles now."""
-        self._failing_since.pop(key, None)
-        self._due.pop(key, None)
-        self._settled.forget(key)
-        self._pod_events.forget(key)
+        self._memories.pop(key, None)
         self.watchlist.forget(key)
         self.metrics.forget(key)
-        self._recorder.forget(key)
-        self._executor.forget(key)
 
     def _settle(self, spec: Spec, observed: Observed) -> Observed:
         """Add what the autoscaler knows, and the desired replicas; register the fleet with the autoscaler."""
         uid = observed.resource["metadata"]["uid"]
         observed = replace(observed, timetable=timetable(spec.autoscaling, observed.at or self.now()))
         times = (observed.timetable.due, next_replacement(spec, observed))
-        self._due[observed.key] = min((time for time in times if time is not None), default=None)
+        self._memory(observed.key).due = min((time for time in times if time is not None), default=None)
         record = self.watchlist.lookup(observed.key, uid)
         if record is not None:
             observed = replace(observed, speeds=record.speeds)
@@ -229,7 +235,7 @@ class Reconciler:
         for kind, child in plan.names_to_look_up:
             if (live := self.client.get(kind, namespace, child)) is not None:
                 observed = settle_replicas(spec, observed.with_child(kind, live))
-        if plan.loads_to_read and self._executor.is_due(plan, observed):
+        if plan.loads_to_read and self._memory(observed.key).executor.is_due(plan, observed):
             loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
             observed = replace(observed, in_flight_tokens=loads)
         return observed
@@ -253,7 +259,7 @@ class Reconciler:
             if notice is None:
                 continue
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
-            self._recorder.record(observed.resource, notice, self.now())
+            self._memory(observed.key).recorder.record(observed.resource, notice, self.now())
         return True
 
 

@@ -1,16 +1,16 @@
-"""Remembers which resources need nothing, so that the resync of a large fleet costs little."""
+"""Remember which resources need no reconcile, so that the resync of a large fleet costs little."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import is_
 from typing import Any, Final
 
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.children import Platform
-from fastgen_operator.kinds import Key, Object
+from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed
 
 # A remembered resource is reconciled again after this time, whatever has changed.
@@ -23,9 +23,9 @@ class Inputs:
 
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
-        measured: what the status shows of the autoscaler's measurements and decision. It holds whether the capacity is
-            known, but not its value: a new estimate alone need not reach the status at once. It holds whether the
-            demand in the status is outdated, as it is after a restart of the operator, but not the demand.
+        measured: what the status shows of the autoscaler's measurements and decision. Of the capacity, only whether it
+            is known: a new estimate alone need not reach the status at once. Of the demand, only whether the status is
+            outdated, as after a restart of the operator.
     """
 
     platform: Platform
@@ -58,27 +58,26 @@ def _measured(record: Record, resource: Object) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class Settled:
-    """The inputs of the last reconcile of each settled resource.
+    """The inputs of a resource's last reconcile, if it is settled.
 
     A settled resource had nothing to do and was Ready, with all pods ready. Of such a resource neither a child nor the
-    status depends on the time, except by its schedules. No locks: one thread at a time reconciles a resource.
+    status depends on the time, except by its schedules.
     """
 
-    _known: dict[Key, tuple[datetime, datetime, Inputs]] = field(default_factory=dict)
+    _known: tuple[datetime, datetime, Inputs] | None = None
 
-    def is_settled(self, key: Key, inputs: Inputs, now: datetime) -> bool:
+    def is_settled(self, inputs: Inputs, now: datetime) -> bool:
         """Return whether a reconcile with these inputs has nothing to do."""
-        if (entry := self._known.get(key)) is None:
+        if (known := self._known) is None:
             return False
-        since, until, known = entry
         # A clock that was set back ends it.
-        return since <= now < until and inputs.are(known)
+        return known[0] <= now < known[1] and inputs.are(known[2])
 
-    def remember(self, key: Key, inputs: Inputs, now: datetime, due: datetime | None) -> None:
+    def remember(self, inputs: Inputs, now: datetime, due: datetime | None) -> None:
         """Record that a reconcile had nothing to do, and has nothing to do until `due`."""
         trusted = now + TRUST
-        self._known[key] = now, trusted if due is None else min(trusted, due), inputs
+        self._known = now, trusted if due is None else min(trusted, due), inputs
 
-    def forget(self, key: Key) -> None:
-        """Drop a resource: its last reconcile had something to do, or it is gone."""
-        self._known.pop(key, None)
+    def forget(self) -> None:
+        """Record that the last reconcile had something to do."""
+        self._known = None

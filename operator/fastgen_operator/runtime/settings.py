@@ -199,12 +199,18 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         prog="fastgen-operator", description="Turn FastGenDeployments into pods and keep them healthy."
     )
     for each in fields(Settings):
-        options = {"dest": each.name, "required": each.default is MISSING, "default": each.default, **each.metadata}
+        options: dict[str, Any] = {
+            "dest": each.name,
+            "required": each.default is MISSING,
+            "default": each.default,
+            **each.metadata,
+        }
         flag = options.pop("flag", f"--{each.name.replace('_', '-')}")
         # argparse appends to lists, so the default of a repeatable flag is a list instead of a tuple.
         parser.add_argument(flag, **options | ({"default": []} if each.default == () else {}))
-    chosen = vars(parser.parse_args(arguments)).items()
-    settings = Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen})
+    given = vars(parser.parse_args(arguments)).items()
+    chosen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
+    settings = Settings(**chosen)
     if not settings.lease_retry_seconds < settings.lease_renew_seconds < settings.lease_seconds:
         parser.error("--lease-retry-seconds must be below --lease-renew-seconds, and that below --lease-seconds")
     if settings.stall_seconds <= settings.request_seconds:

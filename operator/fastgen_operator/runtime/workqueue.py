@@ -26,7 +26,7 @@ class WorkQueue:
         self._processing: set[Key] = set()
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._due: dict[Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
@@ -42,14 +42,8 @@ class WorkQueue:
         self._wake.set()
 
     def add_after(self, key: Key, seconds: float | None) -> None:
-        """Queue a key in `seconds`, whatever happens before; this replaces its earlier such time.
-
-        None: not at all.
-        """
-        if (timer := self._due.pop(key, None)) is not None:
-            timer.cancel()
-        if seconds is not None:
-            self._due[key] = asyncio.get_running_loop().call_later(max(0.0, seconds), self._fall_due, key)
+        """Queue a key in `seconds`, whatever happens before, instead of at its earlier such time; None: not at all."""
+        self._set_timer(self._due, key, None if seconds is None else max(0.0, seconds))
 
     async def take(self) -> Key:
         """Return the key that has waited longest, waiting for one if needed; `done` or `retry` must follow."""
@@ -64,7 +58,7 @@ class WorkQueue:
     def done(self, key: Key) -> None:
         """End the processing of a key, without a retry."""
         self._failures.pop(key, None)
-        self._cancel_timer(key)
+        self._set_timer(self._retries, key, None)
         self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
@@ -78,9 +72,7 @@ class WorkQueue:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._limit, self._first * 2 ** min(failures, 30)) * (0.5 + 0.5 * self._jitter())
-        delay = max(delay, after)
-        self._cancel_timer(key)
-        self._timers[key] = asyncio.get_running_loop().call_later(delay, self._fire, key)
+        self._set_timer(self._retries, key, max(delay, after))
         self._finish(key)
 
     def oldest_wait(self) -> float:
@@ -93,15 +85,12 @@ class WorkQueue:
             self._again.discard(key)
             self.add(key)
 
-    def _fire(self, key: Key) -> None:
-        self._timers.pop(key, None)
-        self.add(key)
-
-    def _fall_due(self, key: Key) -> None:
-        self._due.pop(key, None)
-        self.add(key)
-
-    def _cancel_timer(self, key: Key) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
+    def _set_timer(self, timers: dict[Key, asyncio.TimerHandle], key: Key, seconds: float | None) -> None:
+        if (timer := timers.pop(key, None)) is not None:
             timer.cancel()
+        if seconds is not None:
+            timers[key] = asyncio.get_running_loop().call_later(seconds, self._fire, timers, key)
+
+    def _fire(self, timers: dict[Key, asyncio.TimerHandle], key: Key) -> None:
+        timers.pop(key, None)
+        self.add(key)

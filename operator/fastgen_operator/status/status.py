@@ -14,7 +14,7 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.pods import is_ready
+from fastgen_operator.pods import condition_of, is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.ready import READY
@@ -38,12 +38,15 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     old = observed.resource.get("status", {})
     conditions = all_conditions(spec, observed, problem)
     time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    scaling = {
-        "supply": old.get("supply") if spec is None else supply_status(observed),
-        "capacity": capacity_status(observed),
-        "lastReplacement": old.get("lastReplacement") if spec is None else last_replacement(spec, observed),
-        "autoscaling": old.get("autoscaling") if spec is None else autoscaling_status(spec, observed, time),
-    }
+    if spec is None:
+        parts = {name: old.get(name) for name in ("supply", "lastReplacement", "autoscaling")}
+    else:
+        parts = {
+            "supply": supply_status(observed),
+            "lastReplacement": last_replacement(spec, observed),
+            "autoscaling": autoscaling_status(spec, observed, time),
+        }
+    parts["capacity"] = capacity_status(observed)
     return {
         "observedGeneration": observed.generation,
         # If the spec is invalid, report the number from the last valid spec.
@@ -53,23 +56,21 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),
         "url": endpoint_url(namespace, name),
-        **{name: value for name, value in scaling.items() if value is not None},
+        **{name: value for name, value in parts.items() if value is not None},
         "conditions": merge(conditions, old.get("conditions", ()), observed.generation, time),
     }
 
 
 def shows_ready(status: dict[str, Any]) -> bool:
     """Return whether the condition Ready is True."""
-    ready = _ready(status)
-    return ready is not None and ready["status"] == "True"
+    return condition_of(status, READY).get("status") == "True"
 
 
 def transition_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
     """Return the Event for a change of Ready's status or reason, if any. Unknown is transient and gets none."""
-    before, after = _ready(resource.get("status", {})), _ready(status)
-    if after["status"] == "Unknown":
-        return None
-    if before is not None and (before["status"], before["reason"]) == (after["status"], after["reason"]):
+    before, after = condition_of(resource.get("status", {}), READY), condition_of(status, READY)
+    same = (before.get("status"), before.get("reason")) == (after["status"], after["reason"])
+    if same or after["status"] == "Unknown":
         return None
     passing = after["status"] == "True" or after["reason"] == "ReplicasNotReady"
     return Notice("Normal" if passing else "Warning", after["reason"], after["message"])
@@ -105,7 +106,3 @@ def schedule_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
     lowest = resource["spec"]["autoscaling"].get("minReplicas", 1)
     words = f"schedule {before['name']} ended; spec.autoscaling.minReplicas is {lowest}"
     return Notice("Normal", "ScheduleEnded", words)
-
-
-def _ready(status: dict[str, Any]) -> Any:
-    return next((condition for condition in status.get("conditions", ()) if condition["type"] == READY), None)

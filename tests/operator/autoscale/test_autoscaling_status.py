@@ -242,7 +242,7 @@ def test_a_restarted_operator_keeps_the_status() -> None:
     spec = spec_of(observed.resource)
     assert scaling_status(observed, LATER) == before["autoscaling"]
     assert capacity_status(observed) == before["capacity"]
-    conditions = {condition.type: condition for condition in all_conditions(spec, observed, None)}
+    conditions = all_conditions(spec, observed, None)
     assert conditions["ScalingLimited"].reason == "TooManyReplicas"
     assert conditions["ScalingActive"].status == "Unknown"
 
@@ -298,7 +298,7 @@ def test_a_fixed_number_of_replicas_is_measured_and_not_sized(replicas: int) -> 
 
 def conditions_of(observed: Observed) -> dict[str, tuple[str, str]]:
     found = all_conditions(spec_of(observed.resource), observed, None)
-    return {condition.type: (condition.status, condition.reason) for condition in found}
+    return {kind: (condition.status, condition.reason) for kind, condition in found.items()}
 
 
 def test_the_scaling_conditions_exist_without_autoscaling() -> None:
@@ -317,7 +317,7 @@ def test_a_straggler_is_named_in_a_condition() -> None:
         slow = tuple(sorted(map(Straggler, ("chat-b", "chat-a"), shares), key=lambda straggler: straggler.share))
         odd = fixed(3, speeds=ReplicaSpeeds(capacity=capacity, stragglers=slow))
         assert conditions_of(odd)["ReplicasUniform"] == ("False", "Stragglers")
-        found += [c.message for c in all_conditions(spec_of(odd.resource), odd, None) if c.type == "ReplicasUniform"]
+        found.append(all_conditions(spec_of(odd.resource), odd, None)["ReplicasUniform"].message)
     assert found[0] == found[1]
     assert "chat-a, chat-b" in found[0]
 

@@ -513,7 +513,7 @@ def test_a_rejected_download_pod_is_reported_with_the_remedy(words: str, remedy:
 
 
 def condition_of(seen: Observed) -> tuple[Any, Any]:
-    conditions = {condition.type: condition for condition in all_conditions(spec_of(seen.resource), seen, None)}
+    conditions = all_conditions(spec_of(seen.resource), seen, None)
     return conditions["Ready"], conditions[MODEL_CACHED]
 
 

@@ -14,8 +14,8 @@ from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, NETWORK_
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.plan import Plan, SetDeletionCost
-from fastgen_operator.plan.rollout import DELETION_COST
+from fastgen_operator.plan.plan import Plan
+from fastgen_operator.plan.rollout import DELETION_COST, SetDeletionCost
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
@@ -78,7 +78,7 @@ def test_another_message_or_resource_gets_its_own_event() -> None:
     recorder = Recorder(fake)
     recorder.record(stored(), CRASH, T0)
     recorder.record(stored(), Notice("Warning", "CrashLoopBackOff", "pod y: bang"), T0)
-    recorder.record(stored("other"), CRASH, T0)
+    Recorder(fake).record(stored("other"), CRASH, T0)
     assert [name for name, _ in fake.calls] == ["create"] * 3
 
 
@@ -88,7 +88,7 @@ def test_events_of_one_resource_are_rate_limited() -> None:
     for number in range(200):
         recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0)
     assert len(fake.calls) == BURST
-    recorder.record(stored("other"), CRASH, T0)
+    Recorder(fake).record(stored("other"), CRASH, T0)
     assert len(fake.calls) == BURST + 1, "the others are not silenced"
     for number in range(200):
         recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0 + WINDOW + REFILL)
@@ -104,10 +104,10 @@ def test_a_clock_that_is_set_back_silences_no_event_and_holds_no_restore() -> No
     recorder.record(stored(), Notice("Warning", "CrashLoopBackOff", "pod y: bang"), before)
     assert [name for name, _ in fake.calls] == ["create"] * 3
     for _ in range(FREE_RESTORES + 1):
-        contention.note(KEY, DEPLOYMENT, "chat", T0)
-    assert not contention.is_held(KEY, DEPLOYMENT, "chat", before)
-    contention.note(KEY, DEPLOYMENT, "chat", before)
-    assert contention.is_held(KEY, DEPLOYMENT, "chat", before), "once, not from now on"
+        contention.note(DEPLOYMENT, "chat", T0)
+    assert not contention.is_held(DEPLOYMENT, "chat", before)
+    contention.note(DEPLOYMENT, "chat", before)
+    assert contention.is_held(DEPLOYMENT, "chat", before), "once, not from now on"
 
 
 def test_events_of_a_stuck_pod_are_read_at_most_every_five_seconds_whatever_the_clock_does() -> None:
@@ -163,8 +163,8 @@ def test_a_deleted_event_is_created_again_and_a_failure_is_no_error() -> None:
 def test_a_few_restores_are_immediate_and_the_next_ones_back_off() -> None:
     contention, now, made = Contention(), T0, []
     for _ in range(3600):
-        if not contention.is_held(KEY, DEPLOYMENT, "chat", now):
-            contention.note(KEY, DEPLOYMENT, "chat", now)
+        if not contention.is_held(DEPLOYMENT, "chat", now):
+            contention.note(DEPLOYMENT, "chat", now)
             made.append((now - T0).total_seconds())
         now += timedelta(seconds=1)
     assert made[:FREE_RESTORES] == [0, 1, 2, 3, 4]
@@ -177,11 +177,11 @@ def test_a_few_restores_are_immediate_and_the_next_ones_back_off() -> None:
 def test_old_restores_expire_and_other_children_are_not_delayed() -> None:
     contention = Contention()
     for _ in range(FREE_RESTORES + 3):
-        contention.note(KEY, DEPLOYMENT, "chat", T0)
-    assert contention.is_held(KEY, DEPLOYMENT, "chat", T0)
-    assert not contention.is_held(KEY, POD, "chat", T0)
-    assert not contention.is_held(("space", "other"), DEPLOYMENT, "chat", T0)
-    assert not contention.is_held(KEY, DEPLOYMENT, "chat", T0 + WINDOW)
+        contention.note(DEPLOYMENT, "chat", T0)
+    assert contention.is_held(DEPLOYMENT, "chat", T0)
+    assert not contention.is_held(POD, "chat", T0)
+    assert not contention.is_held(DEPLOYMENT, "other", T0)
+    assert not contention.is_held(DEPLOYMENT, "chat", T0 + WINDOW)
 
 
 def manifest(fingerprint: str = "mine") -> Object:

@@ -23,7 +23,6 @@ from fastgen_operator.kinds import (
     POD,
     REPLICA_SET,
     SERVICE,
-    Key,
     Kind,
     Object,
 )
@@ -344,8 +343,8 @@ async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned
     loop, decide = asyncio.get_running_loop(), Settled.is_settled
     decided: list[bool] = []
 
-    def is_settled(self: Settled, key: Key, inputs: Inputs, now: datetime) -> bool:
-        decided.append(decide(self, key, inputs, now))
+    def is_settled(self: Settled, inputs: Inputs, now: datetime) -> bool:
+        decided.append(decide(self, inputs, now))
         if len(decided) == 1:
             asyncio.run_coroutine_threadsafe(change(), loop).result(10)
         return decided[-1]

@@ -519,7 +519,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ("seen", "kind", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
 def test_conditions_follow_the_observed_state(seen: Observed, kind: str, status: str, reason: str, words: str) -> None:
-    conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
+    conditions = all_conditions(spec_of(seen.resource), seen, None)
     condition = conditions[kind]
     assert (condition.status, condition.reason) == (status, reason)
     assert words in condition.message
@@ -534,7 +534,7 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
     # ModelCached does not depend on the Deployment. Two conditions are absent without podTemplate and foreign fields.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
     del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED]
-    assert {c.type: c.status for c in conditions} == expected
+    assert {kind: condition.status for kind, condition in conditions.items()} == expected
 
 
 def paused(seen: Observed) -> Observed:
@@ -546,7 +546,7 @@ def paused(seen: Observed) -> Observed:
 def test_old_pods_of_a_paused_deployment_do_not_count_as_current() -> None:
     seen = paused(observed(pod("old", ready=True)))
     seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller creates no ReplicaSet while paused
-    conditions = {c.type: c for c in all_conditions(spec_of(seen.resource), seen, None)}
+    conditions = all_conditions(spec_of(seen.resource), seen, None)
     assert conditions[AVAILABLE].status == "False"
     assert (conditions[READY].status, conditions[PODS_SCHEDULED].status) == ("False", "Unknown")
     assert conditions[PROGRESSING].reason == "DeploymentPaused"
@@ -555,26 +555,26 @@ def test_old_pods_of_a_paused_deployment_do_not_count_as_current() -> None:
 
 def test_a_deployment_paused_after_its_rollout_is_ready() -> None:
     seen = paused(observed(pod(ready=True)))
-    ready, *_ = all_conditions(spec_of(seen.resource), seen, None)
+    ready = all_conditions(spec_of(seen.resource), seen, None)[READY]
     assert (ready.status, ready.reason) == ("True", "AllReplicasReady")
 
 
 def test_conditions_do_not_depend_on_the_order_of_the_pods() -> None:
     pods = [pod(name=n, **container(state=waiting("ErrImagePull", n))) for n in "abc"]
-    results = {all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods)}
-    assert len(results) == 1
+    first, *others = (all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods))
+    assert all(other == first for other in others)
 
 
 def test_ready_is_the_first_false_before_any_unknown() -> None:
-    ready, *_ = all_conditions(spec_of(GPU), observed(owner=GPU), Problem("ApplyRefused", "quota"))
+    ready = all_conditions(spec_of(GPU), observed(owner=GPU), Problem("ApplyRefused", "quota"))[READY]
     assert (ready.status, ready.reason, ready.message) == ("False", "ApplyRefused", "quota")
-    ready, *_ = all_conditions(spec_of(GPU), observed(pod(scheduled=NO_GPU), owner=GPU, **LATE), None)
+    ready = all_conditions(spec_of(GPU), observed(pod(scheduled=NO_GPU), owner=GPU, **LATE), None)[READY]
     assert ready.reason == "InsufficientGPU"
 
 
 def test_an_invalid_spec_is_reported_in_every_condition() -> None:
     conditions = all_conditions(None, observed(), Problem("InvalidSpec", "spec.engine: unknown"))
-    assert [(c.type, c.status, c.reason) for c in conditions] == [
+    assert [(kind, c.status, c.reason) for kind, c in conditions.items()] == [
         ("Ready", "False", "InvalidSpec"),
         ("ModelCached", "Unknown", "NotObserved"),
         ("PodsScheduled", "Unknown", "NotObserved"),

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +20,10 @@ CODE = Path(fastgen_operator.__file__).parent
 CONDITIONS = CODE / "status" / "conditions"
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
 # Functions that create a reason, and the argument that contains it.
-MAKERS = {"Condition": 2, "Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0}
+MAKERS = {
+    **{"Condition": 1, "true": 0, "false": 0, "unknown": 0},
+    **{"Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0},
+}
 REASON = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*")
 
 
@@ -151,15 +153,16 @@ def _changes() -> set[str]:
 
 
 def documented(kind: str) -> set[str]:
-    """Return the reasons in the documentation of the condition's constant."""
-    (text,) = [
-        after.value.value
-        for path in CONDITIONS.glob("*.py")
-        for before, after in pairwise(ast.parse(path.read_text()).body)
-        if isinstance(before, ast.AnnAssign) and isinstance(before.value, ast.Constant) and before.value.value == kind
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
-    ]
+    """Return the reasons in the documentation of the condition's module."""
+    text = ast.get_docstring(ast.parse(module_of(kind).read_text()))
+    assert text is not None
+    assert kind in text
     return set(re.findall(r"\w+", text)) & reasons_in_code()
+
+
+def module_of(kind: str) -> Path:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+    return CONDITIONS / f"{name}.py"
 
 
 def rows(kind: str) -> dict[str, str]:
@@ -182,20 +185,16 @@ def test_the_section_of_a_condition_has_its_reasons_and_other_sections_name_thos
 
 @pytest.mark.parametrize("kind", ORDER)
 def test_the_documentation_of_a_condition_has_the_reasons_that_its_code_sets(kind: str) -> None:
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
-    assert sorted(reasons_by_file()[CONDITIONS / f"{name}.py"] - documented(kind)) == []
+    assert sorted(reasons_by_file()[module_of(kind)] - documented(kind)) == []
 
 
 def statuses(kind: str) -> set[tuple[str, str]]:
     """Return reasons of a condition with their status, as far as its module creates them directly."""
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
     found = set()
-    for call, assigned in _calls([CONDITIONS / f"{name}.py"]):
-        match _name(call.func), call.args:
-            case "Condition", [_, ast.Constant(str(status)), reason, *_]:
-                found |= {(word, status) for word in _words(reason, assigned, {})}
-            case (("_true" | "_false" as helper), [reason, *_]):
-                found |= {(word, helper[1:].title()) for word in _words(reason, assigned, {})}
+    for call, assigned in _calls([module_of(kind)]):
+        match _name(call.func).lstrip("_"), call.args:
+            case (("true" | "false" | "unknown" as helper), [reason, *_]):
+                found |= {(word, helper.title()) for word in _words(reason, assigned, {})}
     return found
 
 

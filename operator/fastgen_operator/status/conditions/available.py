@@ -1,4 +1,9 @@
-"""The condition Available."""
+"""The condition Available: whether all desired replicas of the current template are ready. Source: the pods.
+
+True: AllReplicasReady; ScaledToZero (no replicas are desired); ScalingUp (replicas added by the autoscaler wait for a
+node or start for the first time, and at least spec.autoscaling.minReplicas are ready). False: ReplicasNotReady.
+Unknown: NotObserved, WaitingForModel.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +13,28 @@ from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
 from fastgen_operator.plan.pod_failures import state_of
 from fastgen_operator.pods import is_ready, is_starting, pending_message
-from fastgen_operator.status.conditions.condition import Condition, not_observed
+from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 AVAILABLE: Final = "Available"
-"""Whether all desired replicas of the current template are ready. Source: the pods.
-True: AllReplicasReady; ScaledToZero (no replicas are desired); ScalingUp (replicas added by the autoscaler wait for a
-node or start for the first time, and at least spec.autoscaling.minReplicas are ready). False: ReplicasNotReady.
-Unknown: NotObserved, WaitingForModel."""
 
 
 def available(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition Available."""
     if observed.deployment is None or not is_rollout_observed(observed.deployment):
-        return not_observed(AVAILABLE, spec, observed)
+        return not_observed(spec, observed)
     wanted = observed.desired_replicas
     if wanted == 0:
-        return Condition(AVAILABLE, "True", "ScaledToZero", "scaled to 0 replicas: no requests are served")
+        return true("ScaledToZero", "scaled to 0 replicas: no requests are served")
     pods = current_pods(observed)
     waiting = [pod for pod in pods if not is_ready(pod)]
     count = len(pods) - len(waiting)
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
-        return Condition(AVAILABLE, "True", "AllReplicasReady", message)
+        return true("AllReplicasReady", message)
     first = f"; {state_of(waiting[0], observed.pod_failures)}" if waiting else ""
     older = sum(is_ready(pod) for pod in older_pods(observed))
-    enough = spec.autoscaling is not None and spec.is_autoscaled and count >= spec.autoscaling.min_replicas
-    if enough and not older and all(is_starting(pod) or pending_message(pod) is not None for pod in waiting):
-        return Condition(AVAILABLE, "True", "ScalingUp", message + first)
+    scales_up = all(is_starting(pod) or pending_message(pod) is not None for pod in waiting)
+    if spec.has_minimum(count) and not older and scales_up:
+        return true("ScalingUp", message + first)
     serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""
-    return Condition(AVAILABLE, "False", "ReplicasNotReady", message + serving + first)
+    return false("ReplicasNotReady", message + serving + first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -14,60 +14,68 @@ from fastgen_operator.plan.observed import Observed
 # Messages that quote other programs are truncated: conditions are read in a terminal.
 _MESSAGE_LIMIT: Final = 1000
 
-Truth = Literal["True", "False", "Unknown"]
-
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition without the generation and time that `merge` adds."""
+    """A condition without its type, and without the generation and time that `merge` adds."""
 
-    type: str
-    status: Truth
+    status: Literal["True", "False", "Unknown"]
     reason: str
     message: str
 
 
-def not_observed(kind: str, spec: Spec, observed: Observed) -> Condition:
-    """Return the condition for a Deployment that was not observed yet.
+def true(reason: str, message: str) -> Condition:
+    """Return a condition that is True."""
+    return Condition("True", reason, message)
 
-    It does not exist yet, or its status describes an earlier spec.
-    """
+
+def false(reason: str, message: str) -> Condition:
+    """Return a condition that is False."""
+    return Condition("False", reason, message)
+
+
+def unknown(reason: str, message: str) -> Condition:
+    """Return a condition that is Unknown."""
+    return Condition("Unknown", reason, message)
+
+
+def not_observed(spec: Spec, observed: Observed) -> Condition:
+    """Return the condition for a Deployment that does not exist yet, or whose status is about an earlier spec."""
     if observed.deployment is None and is_preloaded(spec) and complete_job(spec, observed) is None:
-        return Condition(kind, "Unknown", "WaitingForModel", "the pods are created when the model is downloaded")
-    return Condition(kind, "Unknown", "NotObserved", "the Deployment controller has not yet observed the latest spec")
-
-
-def merge(conditions: Sequence[Condition], old: Sequence[dict[str, Any]], generation: int, now: str) -> list[Any]:
-    """Return the conditions in API form; the transition time is kept if the status is unchanged.
-
-    Args:
-        old: the conditions of the current status.
-        now: RFC 3339 time in UTC with whole seconds.
-    """
-    before = {condition["type"]: condition for condition in old}
-    merged = []
-    for condition in conditions:
-        previous = before.get(condition.type)
-        same = previous is not None and previous["status"] == condition.status
-        merged.append(
-            {
-                "type": condition.type,
-                "status": condition.status,
-                "observedGeneration": generation,
-                "reason": condition.reason,
-                "message": condition.message[:_MESSAGE_LIMIT],
-                "lastTransitionTime": previous["lastTransitionTime"] if same and previous else now,
-            }
-        )
-    return merged
+        return unknown("WaitingForModel", "the pods are created when the model is downloaded")
+    return unknown("NotObserved", "the Deployment controller has not yet observed the latest spec")
 
 
 def as_before(kind: str, observed: Observed, message: str) -> Condition:
-    """Return the condition from the current status, or Unknown with `message` if there is none.
+    """Return the condition of type `kind` from the current status, or Unknown with `message` if there is none.
 
     For conditions that the operator can only compute after observing for a while: a restart must not change them.
     """
     for condition in observed.resource.get("status", {}).get("conditions", ()):
         if condition["type"] == kind:
-            return Condition(kind, condition["status"], condition["reason"], condition["message"])
-    return Condition(kind, "Unknown", "NotObserved", message)
+            return Condition(condition["status"], condition["reason"], condition["message"])
+    return unknown("NotObserved", message)
+
+
+def merge(
+    conditions: Mapping[str, Condition], old: Sequence[dict[str, Any]], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """Return the conditions in API form; the transition time is kept if the status is unchanged.
+
+    Args:
+        conditions: by type.
+        old: the conditions of the current status.
+        now: RFC 3339 time in UTC with whole seconds.
+    """
+    times = {(each["type"], each["status"]): each["lastTransitionTime"] for each in old}
+    return [
+        {
+            "type": kind,
+            "status": condition.status,
+            "observedGeneration": generation,
+            "reason": condition.reason,
+            "message": condition.message[:_MESSAGE_LIMIT],
+            "lastTransitionTime": times.get((kind, condition.status), now),
+        }
+        for kind, condition in conditions.items()
+    ]

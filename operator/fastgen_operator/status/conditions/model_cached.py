@@ -1,9 +1,20 @@
-"""The condition ModelCached."""
+"""The condition ModelCached: whether the model is downloaded.
+
+Source: the download container of the Job's pod, or of each engine pod.
+True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
+Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
+AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
+be pulled, the node is lost). False, because the download has not started: VolumeNotBound, FailedMount,
+FailedAttachVolume, FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which
+hold the ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it),
+SchedulingGated and JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled.
+A failed download is resumed automatically after at most five minutes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
@@ -15,6 +26,7 @@ from fastgen_operator.plan.model_cache import complete_job, job_has, jobs
 from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.pods import (
     IMAGE_PULL_REASONS,
+    container_of,
     gate_message,
     is_overdue,
     is_silent,
@@ -22,21 +34,13 @@ from fastgen_operator.pods import (
     last_line,
     name_of,
     node_of,
+    queue_message,
     termination_message,
     unschedulable_message,
 )
-from fastgen_operator.status.conditions.condition import Condition
+from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 
 MODEL_CACHED: Final = "ModelCached"
-"""Whether the model is downloaded. Source: the download container of the Job's pod, or of each engine pod.
-True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
-Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
-AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
-be pulled, the node is lost). False, because the download has not started: VolumeNotBound, FailedMount,
-FailedAttachVolume, FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which
-hold the ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it),
-SchedulingGated and JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled.
-A failed download is resumed automatically after at most five minutes."""
 
 _REASONS: Final = {
     SOURCE_NOT_FOUND: "SourceNotFound",
@@ -71,28 +75,27 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
     source = urlsplit(spec.model.source)
     if not is_downloaded(spec):
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
-        return _true("NotNeeded", f"the model is in {where}")
+        return true("NotNeeded", f"the model is in {where}")
     if is_preloaded(spec):
         if complete_job(spec, observed) is not None:
-            return _true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
+            return true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
         return _of_jobs(observed) or _of_pods(spec, observed.fetch_pods, observed)
     if observed.desired_replicas == 0:
-        return _true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
+        return true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
-    missing = [pod for pod in pods if not _has_it(pod)]
+    missing = [pod for pod in pods if not container_of(pod, FETCH_CONTAINER).has_succeeded]
     if pods and not missing:
-        return _true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
+        return true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
     # PodsScheduled reports the others, and what to do.
     placed = [pod for pod in missing if not _waits_for_node(pod)]
     if missing and not placed:
         words = f"{len(missing)} of {len(pods)} pods download {spec.model.source} when they have a node"
-        rest = Condition(MODEL_CACHED, "Unknown", "Downloading", words)
+        rest = unknown("Downloading", words)
     else:
         rest = _of_pods(spec, placed, observed)
     having = len(pods) - len(missing)
-    enough = spec.autoscaling is not None and spec.is_autoscaled and having >= spec.autoscaling.min_replicas
-    if rest.status == "Unknown" and enough:
-        return _true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
+    if rest.status == "Unknown" and spec.has_minimum(having):
+        return true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
     return rest
 
 
@@ -104,10 +107,9 @@ def _of_jobs(observed: Observed) -> Condition | None:
     for job in jobs(observed):
         name = name_of(job)
         if job_has(job, "Suspended"):
-            queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
             remedy = f'kubectl patch job {name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
-            if queue is not None:
-                remedy = f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
+            if QUEUE_LABEL in job["metadata"].get("labels", {}):
+                remedy = queue_message(job)
             return _false("JobSuspended", f"Job {name} is suspended", remedy)
         if (failure := observed.pod_failures.get(name)) is not None:
             remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
@@ -125,8 +127,8 @@ def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Conditio
         words = termination_message(leaving[0], observed.at)
         if is_overdue(leaving[0], observed.at):
             return _false("DownloadFailed", words)
-        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"the next attempt waits: {words}")
-    none = Condition(MODEL_CACHED, "Unknown", "Downloading", "the download has no pod yet")
+        return unknown("Downloading", f"the next attempt waits: {words}")
+    none = unknown("Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
 
@@ -145,27 +147,27 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
         return _false("Unschedulable", f"pod {name} cannot be scheduled: {words}")
     if (words := gate_message(pod)) is not None:
         return _false("SchedulingGated", f"pod {name}: {words}")
-    status = _fetch_status(pod)
-    waiting = status.get("state", {}).get("waiting", {})
-    words = waiting.get("message", "")
-    if waiting.get("reason") == "CreateContainerConfigError":
+    fetch = container_of(pod, FETCH_CONTAINER)
+    waiting, ended = fetch.waiting.get("reason"), fetch.ended
+    words = fetch.waiting.get("message", "")
+    if waiting == "CreateContainerConfigError":
         reason = "SecretNotFound" if words.startswith("secret ") else "DownloadFailed"
         remedy = "create it, or correct spec.model.secretName" if reason == "SecretNotFound" else ""
         return _false(reason, f"pod {name}: {words}", remedy)
-    if waiting.get("reason") in IMAGE_PULL_REASONS:
-        return _false("DownloadFailed", f"pod {name}: the image {status.get('image', '')} cannot be pulled: {words}")
-    ended = status.get("state", {}).get("terminated") or status.get("lastState", {}).get("terminated")
+    if waiting in IMAGE_PULL_REASONS:
+        image = fetch.status.get("image", "")
+        return _false("DownloadFailed", f"pod {name}: the image {image} cannot be pulled: {words}")
     if is_silent(pod):
         words = f"pod {name}: its node {node_of(pod)} does not respond"
-        return Condition(MODEL_CACHED, "Unknown", "Downloading", words)
+        return unknown("Downloading", words)
     if ended is None or ended.get("exitCode") == 0:
-        return Condition(MODEL_CACHED, "Unknown", "Downloading", f"pod {name} is downloading {spec.model.source}")
+        return unknown("Downloading", f"pod {name} is downloading {spec.model.source}")
     exit_code = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
     last = last_line(ended).removeprefix("fastgen: error: ") or exit_code
-    tries = status.get("restartCount", 0) + 1
-    if "running" in status.get("state", {}):
-        message = f"pod {name} is downloading {spec.model.source}, attempt {tries}; the previous one failed: {last}"
-        return Condition(MODEL_CACHED, "Unknown", "Downloading", message)
+    if fetch.running is not None:
+        attempt = f"attempt {fetch.restarts + 1}; the previous one failed: {last}"
+        message = f"pod {name} is downloading {spec.model.source}, {attempt}"
+        return unknown("Downloading", message)
     reason = _REASONS.get(ended.get("exitCode", 0), "DownloadFailed")
     return _false(reason, last, _REMEDIES.get(reason, ""))
 
@@ -180,21 +182,5 @@ def _is_unbound(words: str) -> bool:
     return any(part in words for part in _UNBOUND)
 
 
-def _has_it(pod: Object) -> bool:
-    ended = _fetch_status(pod).get("state", {}).get("terminated")
-    return ended is not None and ended.get("exitCode") == 0
-
-
-def _fetch_status(pod: Object) -> dict[str, Any]:
-    """Return the status of the pod's download container; {} if the kubelet has not reported it yet."""
-    status = pod.get("status", {})
-    containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
-    return next((container for container in containers if container["name"] == FETCH_CONTAINER), {})
-
-
-def _true(reason: str, message: str) -> Condition:
-    return Condition(MODEL_CACHED, "True", reason, message)
-
-
 def _false(reason: str, message: str, remedy: str = "") -> Condition:
-    return Condition(MODEL_CACHED, "False", reason, f"{message}: {remedy}" if remedy else message)
+    return false(reason, f"{message}: {remedy}" if remedy else message)

@@ -1,4 +1,10 @@
-"""The condition PodsRestricted."""
+"""The condition PodsRestricted: whether the pods comply with the restricted Pod Security Standard.
+
+Source: the Deployment's template. The generated pods comply, so the condition is absent without spec.podTemplate.
+Violations do not block the rollout; a namespace that enforces the standard rejects the pods, which Progressing reports.
+True: Restricted. False: PodTemplateNotRestricted (lists each violation). Unknown: NotObserved and WaitingForModel
+(there is no Deployment yet).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,9 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.status.conditions.condition import Condition, not_observed
+from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PODS_RESTRICTED: Final = "PodsRestricted"
-"""Whether the pods comply with the restricted Pod Security Standard. Source: the Deployment's template.
-The generated pods do, so the condition is absent without spec.podTemplate. Violations do not block the rollout; a
-namespace that enforces the standard rejects the pods, which Progressing reports. True: Restricted.
-False: PodTemplateNotRestricted (lists each violation). Unknown: NotObserved and WaitingForModel
-(there is no Deployment yet)."""
 
 
 def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
@@ -22,11 +23,8 @@ def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
     if spec.pod_template is None:
         return None
     if observed.deployment is None:
-        return not_observed(PODS_RESTRICTED, spec, observed)
-    broken = broken_rules(observed.deployment["spec"]["template"])
-    if not broken:
-        return Condition(
-            PODS_RESTRICTED, "True", "Restricted", "the pods comply with the restricted Pod Security Standard"
-        )
-    message = f"spec.podTemplate violates the restricted Pod Security Standard: {'; '.join(broken)}"
-    return Condition(PODS_RESTRICTED, "False", "PodTemplateNotRestricted", message)
+        return not_observed(spec, observed)
+    if broken := broken_rules(observed.deployment["spec"]["template"]):
+        message = f"spec.podTemplate violates the restricted Pod Security Standard: {'; '.join(broken)}"
+        return false("PodTemplateNotRestricted", message)
+    return true("Restricted", "the pods comply with the restricted Pod Security Standard")

@@ -1,4 +1,10 @@
-"""The condition PodsScheduled."""
+"""The condition PodsScheduled: whether the pods of the current template are scheduled.
+
+Source: the PodScheduled conditions of the pods.
+True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWriteOnce volume does not accept the pod),
+InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
+scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +23,9 @@ from fastgen_operator.pods import (
     termination_message,
     unschedulable_message,
 )
-from fastgen_operator.status.conditions.condition import Condition
+from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 
 PODS_SCHEDULED: Final = "PodsScheduled"
-"""Whether the pods of the current template are scheduled. Source: the PodScheduled conditions of the pods.
-True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWriteOnce volume does not accept the pod),
-InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
-scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler."""
 
 # What the scheduler says if the volume exists in another zone or on another node.
 _OTHER_ZONE: Final = "volume node affinity conflict"
@@ -33,9 +35,9 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition PodsScheduled."""
     pods = current_pods(observed)
     if observed.desired_replicas == 0:
-        return Condition(PODS_SCHEDULED, "True", "ScaledToZero", "scaled to 0 replicas")
+        return true("ScaledToZero", "scaled to 0 replicas")
     if not pods:
-        return Condition(PODS_SCHEDULED, "Unknown", "NoPods", "no pod of the current template exists yet")
+        return unknown("NoPods", "no pod of the current template exists yet")
     nodes = volume_nodes(spec, (*observed.pods, *observed.fetch_pods))
     stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
     if stuck:
@@ -44,19 +46,19 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
-        return Condition(PODS_SCHEDULED, "False", reason, message + _hint(spec, observed, nodes, words))
+        return false(reason, message + _hint(spec, observed, nodes, words))
     held = [(pod, words) for pod in pods if (words := gate_message(pod)) is not None]
     if held:
         pod, words = held[0]
         message = f"{len(held)} of {len(pods)} pods held back; pod {name_of(pod)}: {words}"
-        return Condition(PODS_SCHEDULED, "False", "SchedulingGated", message)
+        return false("SchedulingGated", message)
     waiting = [pod for pod in pods if not is_scheduled(pod)]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods not yet handled by the scheduler"
-        return Condition(PODS_SCHEDULED, "Unknown", "WaitingForScheduler", message)
+        return unknown("WaitingForScheduler", message)
     message = f"{len(pods)} of {len(pods)} pods scheduled"
     where = f", all {_on_one_node(observed, nodes)}" if nodes else ""
-    return Condition(PODS_SCHEDULED, "True", "AllScheduled", message + where)
+    return true("AllScheduled", message + where)
 
 
 def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> str:

@@ -1,26 +1,6 @@
-"""The condition Progressing."""
+"""The condition Progressing: whether the children match the spec or are progressing towards it.
 
-from __future__ import annotations
-
-from typing import Final
-
-from fastgen_operator.api import Spec
-from fastgen_operator.kinds import Object
-from fastgen_operator.plan.broken_gpus import replaced_failure
-from fastgen_operator.plan.observed import (
-    Observed,
-    current_pods,
-    current_template,
-    failed_pods,
-    is_paused,
-    is_rollout_observed,
-)
-from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
-from fastgen_operator.pods import is_ready, name_of
-from fastgen_operator.status.conditions.condition import Condition, not_observed
-
-PROGRESSING: Final = "Progressing"
-"""Whether the children match the spec or are progressing towards it. Sources: the result of the operator's own writes,
+Sources: the result of the operator's own writes,
 the Deployment, and the pods' containers. The first of these that applies is set.
 
 Unknown: NotObserved (the Deployment controller has not yet observed the latest spec), WaitingForModel (the Deployment
@@ -40,7 +20,29 @@ meantime.
 False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
 rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
 spec.rollout.progressDeadlineSeconds).
-True: RollingOut, RolloutComplete."""
+True: RollingOut, RolloutComplete.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastgen_operator.api import Spec
+from fastgen_operator.kinds import Object
+from fastgen_operator.plan.broken_gpus import replaced_failure
+from fastgen_operator.plan.observed import (
+    Observed,
+    current_pods,
+    current_template,
+    failed_pods,
+    is_paused,
+    is_rollout_observed,
+)
+from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
+from fastgen_operator.pods import condition_of, is_ready, name_of
+from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
+
+PROGRESSING: Final = "Progressing"
 
 # From this number of failed pods on, the cause is not a single node.
 FAILED_PODS: Final = 3
@@ -50,11 +52,11 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition Progressing, except for failures of the operator's own writes, which `table` adds."""
     deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
-        return not_observed(PROGRESSING, spec, observed)
+        return not_observed(spec, observed)
     if is_paused(deployment) and not _is_complete(deployment, observed):
         name = observed.key[1]
         words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
-        return Condition(PROGRESSING, "False", "DeploymentPaused", words)
+        return false("DeploymentPaused", words)
     failure = (
         _of_one_pod(observed)
         or replaced_failure(observed)
@@ -62,23 +64,19 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
         or _of_the_deployment(spec, observed, deployment["status"])
     )
     if failure is not None:
-        return Condition(PROGRESSING, "False", failure.reason, failure.message)
+        return false(failure.reason, failure.message)
     if _is_complete(deployment, observed):
-        return Condition(PROGRESSING, "True", "RolloutComplete", "all pods have the current template")
+        return true("RolloutComplete", "all pods have the current template")
     wanted, updated = deployment["spec"]["replicas"], deployment["status"].get("updatedReplicas", 0)
     old = deployment["status"].get("replicas", 0) - updated
     message = f"{updated} of {wanted} pods have the current template, {old} of older ones left"
-    return Condition(PROGRESSING, "True", "RollingOut", message)
+    return true("RollingOut", message)
 
 
 def _of_one_pod(observed: Observed) -> Failure | None:
     known = observed.pod_failures
-    found = [
-        failure
-        for pod in current_pods(observed)
-        if (failure := failure_of(pod, observed.at) or known.get(name_of(pod))) is not None
-    ]
-    if not found:
+    each = (failure_of(pod, observed.at) or known.get(name_of(pod)) for pod in current_pods(observed))
+    if not (found := [failure for failure in each if failure is not None]):
         return None
     others = len(found) - 1
     tail = f" ({others} more fail{'s' if others == 1 else ''})" if others else ""
@@ -91,19 +89,15 @@ def _of_ended_pods(observed: Observed) -> Failure | None:
         return None
     last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
     status = last["status"]
-    words = f"{status.get('reason', 'failed')}: {status.get('message', 'no reason given')}"
-    return Failure(
-        "PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; pod {name_of(last)}: {words}"
-    )
+    words = f"pod {name_of(last)}: {status.get('reason', 'failed')}: {status.get('message', 'no reason given')}"
+    return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {words}")
 
 
 def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failure | None:
-    reported = {condition["type"]: condition for condition in status.get("conditions", ())}
-    refused, progress = reported.get("ReplicaFailure", {}), reported.get("Progressing", {})
+    refused, progress = condition_of(status, "ReplicaFailure"), condition_of(status, "Progressing")
     if refused.get("status") == "True":
-        return Failure(
-            "ReplicaFailure", f"the API server rejects new pods: {refused.get('message', 'no reason given')}"
-        )
+        words = refused.get("message", "no reason given")
+        return Failure("ReplicaFailure", f"the API server rejects new pods: {words}")
     if progress.get("status") != "False":
         return None
     waiting = [pod for pod in current_pods(observed) if not is_ready(pod)]
@@ -115,8 +109,7 @@ def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failur
 def _is_complete(deployment: Object, observed: Observed) -> bool:
     """Return whether all existing pods have the current template and have been ready once."""
     status = deployment.get("status", {})
-    progress = {c["type"]: c for c in status.get("conditions", ())}.get("Progressing", {}).get("reason")
     wanted, updated = deployment["spec"]["replicas"], status.get("updatedReplicas", 0)
     if current_template(observed) is None or not status.get("replicas", 0) == updated == wanted:
         return False
-    return progress == "NewReplicaSetAvailable" or is_paused(deployment)
+    return condition_of(status, "Progressing").get("reason") == "NewReplicaSetAvailable" or is_paused(deployment)

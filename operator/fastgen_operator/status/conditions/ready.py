@@ -1,8 +1,13 @@
-"""The condition Ready, the summary of the others."""
+"""The condition Ready, the summary of the others, for `kubectl wait`.
+
+True: what was promised serves, that is all current replicas or, with autoscaling, minReplicas. Otherwise status, reason
+and message are those of the first condition in `table.SUMMARIZED` that is False, else of the first that is Unknown.
+PodsScheduled does not count while Available is True: then only replicas that the autoscaler added wait for a node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from fastgen_operator.status.conditions.available import AVAILABLE
@@ -10,22 +15,14 @@ from fastgen_operator.status.conditions.condition import Condition
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
 
 READY: Final = "Ready"
-"""The summary, for `kubectl wait`. True: what was promised serves, that is all current replicas or, with
-autoscaling, minReplicas. Otherwise status, reason and message are those of the first condition in `table.SUMMARIZED`
-that is False, else of the first that is Unknown. PodsScheduled does not count while Available is True: then only
-replicas wait for a node that the autoscaler added."""
 
 
-def ready(parts: Sequence[Condition]) -> Condition:
-    """Compute the condition Ready from `parts`, in order of precedence.
+def ready(parts: Mapping[str, Condition]) -> Condition:
+    """Return the first part that is False, else the first that is Unknown, else the last one.
 
-    If all are True, the last one is copied.
+    Args:
+        parts: the summarized conditions by type, in order of precedence.
     """
-    serves = any(part.type == AVAILABLE and part.status == "True" for part in parts)
-    parts = [part for part in parts if not (serves and part.type == PODS_SCHEDULED)]
-    for status in ("False", "Unknown"):
-        for part in parts:
-            if part.status == status:
-                return Condition(READY, part.status, part.reason, part.message)
-    last = parts[-1]
-    return Condition(READY, "True", last.reason, last.message)
+    serves = parts[AVAILABLE].status == "True"
+    counted = [part for kind, part in parts.items() if not (serves and kind == PODS_SCHEDULED)]
+    return next((part for status in ("False", "Unknown") for part in counted if part.status == status), counted[-1])

@@ -1,4 +1,9 @@
-"""The condition ReplicasUniform."""
+"""The condition ReplicasUniform: whether all replicas are about equally fast.
+
+Source: the engines' step times and throughput. True: NoStragglers. False: Stragglers (a replica has less than half of
+the median capacity; it counts again from 60 %). Unknown: NotObserved (no replica has been measured yet). After an
+operator restart, the previous condition is kept until then.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,9 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.status.conditions.condition import Condition, as_before
+from fastgen_operator.status.conditions.condition import Condition, as_before, false, true
 
 REPLICAS_UNIFORM: Final = "ReplicasUniform"
-"""Whether all replicas are about equally fast. Source: the engines' step times and throughput.
-True: NoStragglers. False: Stragglers (a replica has less than half of the median capacity; it counts again from 60 %).
-Unknown: NotObserved (no replica has been measured yet). After an operator restart, the previous condition is kept until
-then."""
-
 _LISTED: Final = 5
 
 
@@ -24,7 +24,7 @@ def replicas_uniform(spec: Spec, observed: Observed) -> Condition:
     if speeds is None or speeds.capacity is None:
         return as_before(REPLICAS_UNIFORM, observed, "no replica's speed has been measured yet")
     if not speeds.stragglers:
-        return Condition(REPLICAS_UNIFORM, "True", "NoStragglers", "no replica is much slower than the others")
+        return true("NoStragglers", "no replica is much slower than the others")
     # By name: their order by speed fluctuates.
     names = sorted(straggler.pod for straggler in speeds.stragglers)
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
@@ -32,4 +32,4 @@ def replicas_uniform(spec: Spec, observed: Observed) -> Condition:
         f"less than half as fast as the other replicas: pod {', '.join(names[:_LISTED])}{more}; check its GPU and node "
         "for throttling, errors or other load, then delete the pod"
     )
-    return Condition(REPLICAS_UNIFORM, "False", "Stragglers", message)
+    return false("Stragglers", message)

@@ -1,4 +1,13 @@
-"""The condition ScalingActive."""
+"""The condition ScalingActive: whether the replicas follow the load. Source: the autoscaler's last decision.
+
+True: Active. False: ScalingDisabled (no spec.autoscaling), DryRun (a number is only recommended).
+False, the number of replicas is held: NoReadyReplicas (no load can be measured), NoMetrics (no ready replica has
+returned usable metrics since the operator started), MetricsStale (more than half of them have not for three scrapes),
+CapacityUnknown (there is load, but the engines have not measured their speed yet), HoldAfterRestart (fewer replicas
+would suffice, but the operator has not observed a full scale-down window since its start).
+Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
+decision.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +15,26 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.status.conditions.condition import Condition, as_before
+from fastgen_operator.status.conditions.condition import Condition, as_before, false, true
 
 SCALING_ACTIVE: Final = "ScalingActive"
-"""Whether the replicas follow the load. Source: the autoscaler's last decision.
-True: Active. False: ScalingDisabled (no spec.autoscaling), DryRun (a number is only recommended).
-False, the number of replicas is held: NoReadyReplicas (no load can be measured), NoMetrics (no ready replica has
-returned usable metrics since the operator started), MetricsStale (more than half of them have not for three scrapes),
-CapacityUnknown (there is load, but the engines have not measured their speed yet), HoldAfterRestart (fewer replicas
-would suffice, but the operator has not observed a full scale-down window since its start).
-Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
-decision."""
+DISABLED: Final = "spec.autoscaling is not set: the number of replicas is spec.replicas"
+UNDECIDED: Final = "the autoscaler has not made a decision yet"
 
 
 def scaling_active(spec: Spec, observed: Observed) -> Condition:
     """Compute the condition ScalingActive."""
-    if spec.autoscaling is None:
-        message = "spec.autoscaling is not set: the number of replicas is spec.replicas"
-        return Condition(SCALING_ACTIVE, "False", "ScalingDisabled", message)
     decision = observed.decision
+    if spec.autoscaling is None:
+        return false("ScalingDisabled", DISABLED)
     if decision is None:
-        return as_before(SCALING_ACTIVE, observed, "the autoscaler has not made a decision yet")
+        return as_before(SCALING_ACTIVE, observed, UNDECIDED)
     if decision.hold is not None:
-        return Condition(SCALING_ACTIVE, "False", decision.hold.reason, decision.hold.message)
-    if not spec.is_autoscaled:
-        message = (
-            "spec.autoscaling.mode is DryRun: the number of replicas is spec.replicas, and "
-            "status.autoscaling.recommendedReplicas follows the token demand"
-        )
-        return Condition(SCALING_ACTIVE, "False", "DryRun", message)
-    return Condition(SCALING_ACTIVE, "True", "Active", "the replicas follow the token demand")
+        return false(decision.hold.reason, decision.hold.message)
+    if spec.is_autoscaled:
+        return true("Active", "the replicas follow the token demand")
+    message = (
+        "spec.autoscaling.mode is DryRun: the number of replicas is spec.replicas, and "
+        "status.autoscaling.recommendedReplicas follows the token demand"
+    )
+    return false("DryRun", message)

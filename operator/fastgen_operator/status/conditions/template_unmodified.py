@@ -1,4 +1,10 @@
-"""The condition TemplateUnmodified."""
+"""The condition TemplateUnmodified: whether only the operator sets fields of the pods' spec in the Deployment.
+
+Sources: its managedFields, and a comparison with what the operator applied. Absent unless there are others. False:
+ForeignFields (lists the fields that other managers added, with the managers; the operator removes those that decide
+where the pods run or what the engine does), RewrittenByWebhook (lists the fields that an admission webhook or policy
+changes in every write, with both values; the operator leaves them).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,9 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.plan.foreign import foreign_fields
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.status.conditions.condition import Condition
+from fastgen_operator.status.conditions.condition import Condition, false
 
 TEMPLATE_UNMODIFIED: Final = "TemplateUnmodified"
-"""Whether only the operator sets fields of the pods' spec in the Deployment. Sources: its managedFields, and a
-comparison with what the operator applied. Absent unless there are others. False: ForeignFields (lists the fields that
-other managers added, with the managers; the operator removes those that decide where the pods run or what the engine
-does), RewrittenByWebhook (lists the fields that an admission webhook or policy changes in every write, with both
-values; the operator leaves them)."""
-
 _LISTED: Final = 5
 
 
@@ -39,10 +39,7 @@ def template_unmodified(spec: Spec, observed: Observed) -> Condition | None:
             "kubectl get mutatingwebhookconfigurations; without it, kubectl delete deployment "
             f"{name} --cascade=orphan restores the fields"
         )
-    if not messages:
-        return None
-    reason = "ForeignFields" if found else "RewrittenByWebhook"
-    return Condition(TEMPLATE_UNMODIFIED, "False", reason, "; ".join(messages))
+    return false("ForeignFields" if found else "RewrittenByWebhook", "; ".join(messages)) if messages else None
 
 
 def _listed(fields: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ class Case:
 
 
 def decide(case: Case) -> tuple[Decision, State]:
-    """Apply the schedule's floor, the policy, and either the rate limits or the dry run, in this order.
+    """Apply the schedule's floor, the policy, then the rate limits or the dry run.
 
     Return the decision and the state for the next one.
     """

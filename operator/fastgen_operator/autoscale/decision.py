@@ -1,4 +1,4 @@
-"""The autoscaler's decision and its reasons. A message does not change while the decision is the same."""
+"""The autoscaler's decision and its reasons. Equal decisions have equal messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why the current number of replicas was chosen: the last change since the operator started."""
+    """Why there are as many replicas: the last change since the operator started."""
 
     reason: Literal[
         "KVCacheFull",
@@ -69,7 +69,7 @@ class Sizing:
         return self.demand / (self.capacity * self.utilization)
 
     def differs(self, told: float | None) -> bool:
-        """Return whether the demand differs enough from `told`, the one in the status, to replace it.
+        """Return whether the demand should replace `told`, the one in the status.
 
         The first intervals after a restart of the operator are noise and replace nothing.
         """

@@ -48,10 +48,10 @@ class Journal:
 
 
 def to_json(value: Journal | Decision) -> Any:
-    """Return a journal or a decision as JSON values. Infinity, which JSON lacks, becomes a string."""
+    """Return a journal or a decision as JSON values. Infinity becomes a string."""
     return json.loads(pydantic_core.to_json(value, inf_nan_mode="strings"))
 
 
 def journal_from_json(data: Any) -> Journal:
-    """Return a journal that `to_json` wrote; raise ValueError if another version of the operator wrote it."""
+    """Return the journal of `to_json`; raise ValueError if another version wrote it."""
     return TypeAdapter(Journal).validate_python(data)

@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrape all fleets, decide, and queue resources whose status is outdated."""
+"""The autoscaler's loop: scrape fleets, decide, queue resources with an outdated status."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIXED_PERIODS: Final = 12
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Measures all fleets of a watchlist, and sizes those with autoscaling. `wake` queues a reconcile."""
+    """Measures all fleets, and sizes those with autoscaling. `wake` queues a reconcile."""
 
     watchlist: Watchlist
     scraper: Scraper

@@ -1,4 +1,4 @@
-"""What a decision is based on: the scraped metrics of each replica, and the pods of a fleet."""
+"""The inputs of a decision: scraped metrics of each replica, and the pods of a fleet."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class StartTimes:
         return StartTime(median_low(setups) if setups else 0.0, median_low(start.load for start in starts))
 
     def expected_of_next(self, revision: str) -> StartTime | None:
-        """Return the usual start time of a revision, or else of the latest revision with an observed start."""
+        """Return the usual start time of a revision, or of the latest one that has any."""
         return self.expected(revision) or (self.expected(self.starts[0].revision) if self.starts else None)
 
 
@@ -146,7 +146,7 @@ class PodSupply:
 
 
 def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> PodSupply:
-    """Return the state of a pod at a time. The message does not change while the state is the same."""
+    """Return the state of a pod at a time. Equal states have equal messages."""
     if pod.gone_by is not None:
         if time > pod.gone_by + _DELETION_SECONDS:
             return PodSupply(pod.name, "Lost", "is being deleted, and its node does not confirm it")

@@ -1,4 +1,4 @@
-"""The fleets that reconciles register with the autoscaler, and what the autoscaler knows about each.
+"""The fleets that reconciles register, and what the autoscaler knows about each.
 
 Reconciles run in other threads than the autoscaler's loop, so values are frozen and replaced as a whole.
 """
@@ -59,7 +59,7 @@ class Subject:
         return tuple(supply_of(pod, self.starts, self.startup_deadline, time) for pod in self.pods)
 
     def fleet(self, samples: Mapping[str, Sample], supply: Sequence[PodSupply]) -> Fleet:
-        """Return the fleet with the newest usable samples, and the state of each pod as `supply` returns it."""
+        """Return the fleet with the newest samples, and pod states from `supply`."""
         usual = self.starts.expected_of_next(self.revision)
         return Fleet(
             replicas=self.replicas,
@@ -170,7 +170,7 @@ class Watchlist:
         self._records: dict[Key, Record] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
-        """Add or replace the observation of a fleet. If its mode of autoscaling changed, drop earlier decisions."""
+        """Add or replace an observed fleet; drop its decisions if its mode changed."""
         record = self.lookup(key, subject.uid)
         if record is not None and record.mode != subject.mode:
             self._records[key] = record.without_decisions(subject.mode)
@@ -186,7 +186,7 @@ class Watchlist:
         return list(self._subjects.items())
 
     def known_starts(self, key: Key, uid: str) -> StartTimes:
-        """Return the observed starts of the resource with that uid; an empty value if it is unknown."""
+        """Return the observed starts of the resource with that uid, if it is known."""
         found = self._subjects.get(key)
         return found.starts if found is not None and found.uid == uid else StartTimes()
 

@@ -28,7 +28,7 @@ _LISTED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recorded decision, and the decision and state that this version's policy derives from the same inputs."""
+    """A recorded decision, and this version's decision and state from the same inputs."""
 
     entry: Entry
     decision: Decision
@@ -41,12 +41,12 @@ class Replay:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the decision equals the recorded one, including figures that `Decision` does not compare."""
+        """Whether the decision equals the recorded one, its arithmetic included."""
         return bool(to_json(self.decision) == to_json(self.entry.decision))
 
 
 def steps_of(replay: Replay) -> dict[str, list[str]]:
-    """Return the lines of each step of a replayed decision by title, in order, as far as the decision got."""
+    """Return the lines of each step of a replayed decision by title, in order."""
     case, decision = replay.entry.case, replay.decision
     policy, fleet = with_floor(case.policy, case.floor), case.fleet
     floor = "" if case.floor is None else f"; {case.floor}"

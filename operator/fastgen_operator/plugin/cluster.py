@@ -1,4 +1,4 @@
-"""Requests to a cluster with the credentials of a kubeconfig. Every error is one line that says what to do."""
+"""Requests to a cluster with a kubeconfig. Each error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Cluster:
             raise PluginError(f"evicting pod {metadata['name']}: {error}") from None
 
     def log(self, pod: Object, query: list[tuple[str, str]]) -> Iterator[str]:
-        """Yield the lines of a container's log. With `follow` in the query, they end with the container.
+        """Yield the lines of a container's log; with `follow` in the query, until it ends.
 
         Raises:
             KubeError: the pod has no such log.
@@ -180,7 +180,7 @@ class Cluster:
 
 
 def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-    """Return the cluster of the kubeconfig that kubectl would use, or else the one of the pod's service account.
+    """Return the cluster of kubectl's kubeconfig, else the one of the pod's service account.
 
     Raises:
         UsageError: there are no credentials, or no such context.
@@ -237,7 +237,7 @@ def _message_of(body: bytes) -> str:
 
 
 def _handshake(reason: str) -> str:
-    """Return why the API server rejected a port-forward: the message of its response's body, if it has one."""
+    """Return why a port-forward was rejected: the message in the body, if there is one."""
     status = reason.partition(" -+-+- ")[0]
     start, end = reason.find('{"kind"'), reason.rfind("}")
     if 0 <= start < end:

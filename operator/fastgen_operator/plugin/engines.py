@@ -1,4 +1,4 @@
-"""Read the metrics of engines through port-forwards, and derive load and latency between two scrapes."""
+"""Read engines' metrics through port-forwards; derive load and latency from two scrapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def serving(pods: Sequence[Object]) -> list[Object]:
 
 
 class MetricsReader:
-    """Reads the metrics of pods. Connections are kept for the next scrape, and replaced if they fail."""
+    """Reads the metrics of pods over kept connections, which are replaced if they fail."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -117,7 +117,7 @@ def _percentiles(interval: Interval, histogram: str) -> tuple[float | None, floa
 def load_between(
     before: Mapping[str, Scrape | Exception], after: Mapping[str, Scrape | Exception]
 ) -> tuple[dict[str, Figures | str], Figures | None]:
-    """Return the figures of each pod, or why there are none, and the figures of all pods together, if any.
+    """Return the figures of each pod, or why there are none, and of all pods together, if any.
 
     Args:
         before, after: scrapes by pod, or their errors. A new pod has figures from its second scrape on.

@@ -1,4 +1,4 @@
-"""A FastGenDeployment as `status` and `dashboard` show it, from the resource and its pods. Pure."""
+"""The overview of a FastGenDeployment, from the resource and its pods. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEADLINE = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """An engine pod. Its state is one of `status.supply`, Straggler for a slow ready pod, or Ended."""
+    """An engine pod. States: those of `status.supply`, Straggler (ready but slow), Ended."""
 
     name: str
     state: str
@@ -32,7 +32,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of a fleet in forward tokens per second; None if the autoscaler has reported none.
+    """The load of a fleet in forward tokens per second; None where unknown.
 
     Attributes:
         capacity: capacity of one replica within the latency targets.

@@ -1,4 +1,4 @@
-"""The pages of `kubectl fastgen dashboard` as HTML with pages.css and pages.js inside. Pure."""
+"""The pages of `kubectl fastgen dashboard` as HTML, with pages.css and pages.js. Pure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def resource_page(
 
 
 def _changes(found: Overview, now: datetime) -> list[tuple[str, str, str, str]]:
-    """Return age, replicas, reason and message of the autoscaler's last changes, the newest first."""
+    """Return age, replicas, reason and message of the last changes, the newest first."""
     return [
         (
             f"{age_of(step['time'], now)} ago",

@@ -1,4 +1,4 @@
-"""What to do about each reason of a condition: the tables of docs/operations.md, packaged as remedies.json."""
+"""What to do about each reason of a condition: docs/operations.md as remedies.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Remedies = dict[str, dict[str, dict[str, str]]]
 
 
 def remedies_of(page: str) -> Remedies:
-    """Return the column "what to do" of the page's tables of reasons, without rows where it is empty."""
+    """Return the column "what to do" of the page's tables of reasons, without empty rows."""
     found: Remedies = {}
     kind = ""
     for line in page.splitlines():

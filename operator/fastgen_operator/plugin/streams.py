@@ -42,7 +42,7 @@ class Result:
 
 @dataclass
 class Load:
-    """Workers that stream completions from the pods of the FastGenDeployment `name`. Thread-safe."""
+    """Workers that stream completions from the pods of a FastGenDeployment. Thread-safe."""
 
     cluster: Cluster
     name: str

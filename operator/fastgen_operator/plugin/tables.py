@@ -1,4 +1,4 @@
-"""The tables of a FastGenDeployment that `status` shows in a terminal and `dashboard` in a browser. Pure."""
+"""The tables that `status` shows in a terminal and `dashboard` in a browser. Pure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class WindowMaximum:
     entries: tuple[tuple[float, float], ...] = ()
 
     def add(self, time: float, value: float, window: float) -> WindowMaximum:
-        """Return the window with a new value, which expires after `window` seconds (up to 1 % more)."""
+        """Return the window with a new value, which expires after `window` s (plus up to 1 %)."""
         part = window / _PARTS
         until = time + window if part == 0 else (math.floor(time / part) + 1) * part + window
         kept = tuple(entry for entry in self.entries if entry[0] > time and entry[1] > value)

@@ -1,8 +1,8 @@
-"""Estimate the capacity of the replicas, in forward tokens per second within the inter-token target. Pure.
+"""Estimate the capacity of replicas in forward tokens per second. Pure.
 
-In the steady state of Dynamic SplitFuse, each step
-processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and finish.
-A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2) resident KV
+The capacity is what a replica computes within the inter-token target. In the steady state of Dynamic SplitFuse, each
+step processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and
+finish. A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2) resident KV
 tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens + c · resident
 tokens, is linear in N. The largest N within all bounds gives the capacity.
 
@@ -54,14 +54,14 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A replica that is much slower than the others; `share` is its speed relative to their median."""
+    """A replica that is much slower than others; `share` is its speed relative to the median."""
 
     pod: str
     share: float = field(compare=False)
 
 
 def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, max_sequences: int) -> float | None:
-    """Return the forward tokens per second according to the replica's step model; None until it is fitted.
+    """Return the forward tokens per second that a step model implies; None until it is fitted.
 
     The inter-token target is ignored if no step can meet it, because more replicas would not help.
     """
@@ -114,7 +114,7 @@ class _Speed:
         return _Speed(sample.time, sample.token_budget, average, throughput, throughput_at)
 
     def capacity(self, now: float) -> Capacity | None:
-        """Return the modelled capacity, capped by the recent throughput under a backlog; None if unknown.
+        """Return the modelled capacity, capped by recent throughput under a backlog, if known.
 
         A throughput of 0 is ignored: a stuck replica does not show its capacity.
         """
@@ -147,7 +147,7 @@ class ReplicaSpeeds:
         policy: Policy,
         now: float,
     ) -> ReplicaSpeeds:
-        """Return the estimates updated with the newest sample of each ready replica, without those of other replicas.
+        """Return the estimates of the ready replicas, updated with their newest samples.
 
         Args:
             revisions: pod template hash by pod. Only replicas of one revision are compared, because another model or

@@ -45,7 +45,7 @@ class Demand:
         return self.slow.weight > 0
 
     def fresh(self, fleet: Fleet, now: float, scrape_seconds: float) -> tuple[dict[str, ReplicaLoad], int]:
-        """Return the ready replicas whose samples are not stale, and how many replicas receive load.
+        """Return the ready replicas with fresh samples, and how many replicas receive load.
 
         Replicas too new to have a sample are assumed to be idle.
         """

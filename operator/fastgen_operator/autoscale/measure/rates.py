@@ -60,7 +60,7 @@ class ReplicaLoad:
 
 
 def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
-    """Return the load after a sample; `before` is the load until then, None for the first sample."""
+    """Return the load after a sample; `before` is the load until then, if any."""
     if before is None:
         return ReplicaLoad(sample)
     if sample.time <= before.sample.time:
@@ -69,7 +69,7 @@ def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
 
 
 def rates_between(before: Sample, after: Sample) -> Rates:
-    """Return the rates between two samples of one replica. A counter that decreased means an engine restart."""
+    """Return the rates between two samples. A counter that decreased means an engine restart."""
     restarted = (
         after.arrived_tokens < before.arrived_tokens
         or after.prefill_tokens < before.prefill_tokens
@@ -115,7 +115,7 @@ DEFAULT_SHAPE: Final = RequestShape(computed=512.0, prompt=512.0, generated=128.
 
 @dataclass(frozen=True, slots=True)
 class RequestSums:
-    """Exponentially weighted sums over finished requests, from which the mean request is derived."""
+    """Exponentially weighted sums over finished requests, which give the mean request."""
 
     ended: float = 0.0
     prompt: float = 0.0
@@ -152,6 +152,6 @@ class RequestSums:
 
     @property
     def work_per_prompt_token(self) -> float:
-        """Forward tokens per prompt token: its computed share, plus the generated tokens per prompt token."""
+        """Forward tokens per prompt token: the computed share, plus the generated tokens."""
         shape = self.mean
         return self.computed_share + shape.generated / shape.prompt

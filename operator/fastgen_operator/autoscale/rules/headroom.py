@@ -1,4 +1,4 @@
-"""Derive the target utilization from the requests, a replica's speed and the first-token target. Pure.
+"""Derive the target utilization from requests, speed and first-token target. Pure.
 
 A Service sends requests to random replicas, so each replica has its own queue and needs the same headroom in a large
 fleet as in a small one. In one first-token target T, a replica of utilization u gets on average u T seconds of
@@ -27,7 +27,7 @@ LEAST, MOST = 0.5, 0.9
 
 
 def derived_utilization(shape: RequestShape, tokens_per_second: float, first_token_seconds: float) -> float:
-    """Return the target utilization, 0 to 1, in whole percent: small changes of the mean request are noise."""
+    """Return the target utilization, 0 to 1, rounded to whole percent against noise."""
     seconds = (shape.computed + shape.generated) / tokens_per_second
     margin = DEVIATIONS * math.sqrt(2 * seconds / first_token_seconds)
     root = (math.sqrt(margin * margin + 4) - margin) / 2

@@ -26,7 +26,7 @@ _REPLACED_SHARE: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Replicas that one signal requires, not rounded. The decision takes the maximum over all signals.
+    """Replicas that one signal requires, not rounded. The largest need applies.
 
     Attributes:
         change: reason and message of a scale-up for this need.
@@ -51,10 +51,11 @@ def required_replicas(
     speeds: ReplicaSpeeds,
     policy: Policy,
 ) -> list[Need]:
-    """Return the needs of a fleet, in replicas of usual speed. Among equal priorities, the first explains a scale-up.
+    """Return the needs of a fleet, in replicas of usual speed.
 
-    No other replica can take over the queue of a straggler, so it must not size the fleet: stragglers are assumed to
-    have the mean queue and KV cache use of the others. Their arrivals count.
+    Among equal priorities, the first need explains a scale-up. No other replica can take over the queue of a
+    straggler, so it must not size the fleet: stragglers are assumed to have the mean queue and KV cache use of the
+    others. Their arrivals count.
 
     Args:
         fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load.
@@ -76,7 +77,7 @@ def required_replicas(
 
 
 def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds, replicas: int) -> float:
-    """Return the replicas to add for failing pods and stragglers; `replicas` is the last decision."""
+    """Return the replicas to add for failing pods and stragglers; `replicas`: last decision."""
     return speeds.deficit + min(failing_replicas(fleet, replicas), math.ceil(_REPLACED_SHARE * len(fleet.ready)))
 
 
@@ -100,12 +101,12 @@ def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
 
 
 def start_seconds(fleet: Fleet) -> float:
-    """Return the seconds from the assignment of a node to ready that a new pod is expected to take."""
+    """Return the expected seconds from the assignment of a node to ready."""
     return max(_LEAST_START_SECONDS, fleet.start_seconds or _DEFAULT_START_SECONDS)
 
 
 def _kv_cache(fleet: Fleet, used: float) -> Need:
-    """Keep the KV cache below its target utilization; `used` is the sum of the replicas' utilizations."""
+    """Keep the KV cache below its target utilization; `used` is the sum over replicas."""
     ready = len(fleet.ready)
     need = used / KV_SHARE
     message = f"the KV cache of {counted(ready)} is {100 * KV_SHARE * need / ready:.0f} % full"
@@ -146,7 +147,7 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
 
 
 def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: float, policy: Policy) -> Need:
-    """Serve the demand and drain `backlog` prompt tokens in time; `supply` are the ready replicas in usual speed."""
+    """Serve the demand and drain `backlog` tokens; `supply`: ready replicas in usual speed."""
     work = backlog * demand.requests.work_per_prompt_token
     # Time in which the ready replicas would drain the backlog without new arrivals.
     drain_seconds = work / (rate * supply)
@@ -163,7 +164,7 @@ def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: 
 
 
 def _drain_rate(fleet: Fleet, work: float, arriving: float, rate: float, supply: float, policy: Policy) -> float:
-    """Return the tokens per second needed to drain the backlog that is left when a new pod becomes ready.
+    """Return the tokens per second that drain the backlog left when a new pod becomes ready.
 
     Ready and starting pods work until then, so a burst that they finish needs no more pods. The rest should drain
     within half the first-token target, or within one start time if that is longer: a pod is not worth starting for a

@@ -17,7 +17,7 @@ from fastgen_operator.autoscale.decision import Decision, Limit, counted
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A change of the number of replicas at a monotonic time; `added` is negative if replicas were removed."""
+    """A change of the number of replicas at a monotonic time, negative if some were removed."""
 
     time: float
     added: int
@@ -36,7 +36,7 @@ class RateLimits:
         return tuple(scaling for scaling in scalings if now - scaling.time < longest)
 
     def allowed(self, current: int, wanted: int, scalings: Sequence[Scaling], now: float) -> int:
-        """Return the allowed number of replicas closest to `wanted`, between `current` and `wanted`."""
+        """Return the allowed number between `current` and `wanted` that is closest to `wanted`."""
         if wanted == current:
             return current
         rules, sign = (self.up, 1) if wanted > current else (self.down, -1)
@@ -58,7 +58,7 @@ def rate_limits_of(autoscaling: Autoscaling | None) -> RateLimits:
 
 
 def limited(decision: Decision, current: int, allowed: int) -> Decision:
-    """Return the decision with the allowed number of replicas, and a limit if fewer are added than required."""
+    """Return the decision with the allowed replicas, and a limit if they are too few."""
     if allowed == decision.replicas:
         return decision
     limit = decision.limit
@@ -69,7 +69,7 @@ def limited(decision: Decision, current: int, allowed: int) -> Decision:
 
 
 def _largest_change(policy: ScalingPolicy, sign: int, current: int, scalings: Sequence[Scaling], now: float) -> int:
-    """Return how many replicas a policy allows to add (sign 1) or remove (-1) now, after earlier changes."""
+    """Return how many replicas a policy now allows to add (sign 1) or remove (-1)."""
     since = now - policy.period_seconds
     changed = sum(scaling.added for scaling in scalings if scaling.time > since)
     within = policy.value if policy.type == "Pods" else math.ceil((current - changed) * policy.value / 100)

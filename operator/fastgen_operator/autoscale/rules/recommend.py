@@ -204,7 +204,7 @@ def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
 
 
 def _limit(policy: Policy, state: State, fleet: Fleet) -> Limit | None:
-    """Return why the fleet has fewer or more replicas than the load required within the scale-down window."""
+    """Return the limit that the load exceeded within the scale-down window, if any."""
     if fleet.without_room and state.unbounded_needs.value > len(fleet.ready):
         message = (
             f"the load requires more replicas than the {counted(len(fleet.ready))} ready, and {fleet.without_room} "

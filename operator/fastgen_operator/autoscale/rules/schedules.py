@@ -70,7 +70,7 @@ class Timetable:
 
 
 def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
-    """Return the floor at `now`, which has a time zone, and when it can change next. Ignore invalid schedules."""
+    """Return the floor at `now`, which has a zone, and its next change. Skip invalid schedules."""
     if autoscaling is None:
         return Timetable()
     now = now.astimezone(UTC)
@@ -96,7 +96,7 @@ def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
 
 
 def faults(autoscaling: Autoscaling | None) -> list[str]:
-    """Return the errors in schedules that the API server does not reject. Each names the field and the remedy."""
+    """Return errors in schedules that the API server accepts, each with field and remedy."""
     return [
         f"spec.autoscaling.schedules[{number}].{fault}: correct it; schedule {schedule.name} is ignored until then"
         for number, schedule in enumerate(() if autoscaling is None else autoscaling.schedules)
@@ -130,7 +130,7 @@ def with_floor(policy: Policy, floor: Floor | None) -> Policy:
 
 
 def explained(decision: Decision, floor: Floor | None) -> Decision:
-    """Return the decision with the schedule as the reason if its floor is the bound that applies."""
+    """Return the decision, with the schedule as its reason if the floor is the bound."""
     if floor is None or decision.replicas != floor.replicas:
         return decision
     if decision.change is not None and decision.change.reason == "BoundsChanged":
@@ -159,6 +159,6 @@ def _next(expression: str, zone: ZoneInfo, now: datetime) -> datetime | None:
 
 
 def _matches(expression: str, zone: ZoneInfo, start: datetime, *, reverse: bool) -> Iterator[datetime]:
-    """Yield the matches from `start` on, in UTC because Python compares times of one zone without their offsets."""
+    """Yield the matches from `start` on, in UTC: in one zone, Python ignores offsets."""
     for time in CronSim(expression, start.astimezone(zone), reverse=reverse):
         yield time.astimezone(UTC)

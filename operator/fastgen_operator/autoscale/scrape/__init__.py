@@ -1,1 +1,1 @@
-"""Read the metrics of engine pods: connections, the Prometheus text format, and the scraper."""
+"""Read the metrics of engine pods: connections, Prometheus' text format, the scraper."""

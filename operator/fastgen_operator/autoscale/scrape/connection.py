@@ -1,4 +1,4 @@
-"""Persistent HTTP/1.1 connections to replicas: a non-blocking socket with httptools' parser.
+"""Persistent HTTP/1.1 connections: a non-blocking socket with httptools' parser.
 
 See docs/decisions/029-scrapes-over-a-parser.md and 036-scrapes-over-sockets.md.
 """
@@ -27,7 +27,7 @@ class StaleConnectionError(ConnectionError):
 
 
 class Connection:
-    """A non-blocking connection for one request at a time; httptools calls its `on_...` methods.
+    """A non-blocking connection for one request at a time. httptools calls its `on_` methods.
 
     Args:
         host: an IP address.
@@ -73,7 +73,7 @@ class Connection:
         self._parser = None  # break the reference cycle
 
     def is_silent(self) -> bool:
-        """Return whether the peer has neither closed the connection nor sent anything since the last response."""
+        """Return whether the peer neither closed the connection nor sent anything since."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except OSError as error:
@@ -91,7 +91,7 @@ class Connection:
             self._unsent = request[self._socket.send(request) :]
 
     def advance(self) -> tuple[int, bytes] | None:
-        """Send or receive what is possible now; return status and body once the response is complete.
+        """Send or receive what is possible; return status and body of a complete response.
 
         Raises:
             StaleConnectionError: the peer closed the connection before the response.

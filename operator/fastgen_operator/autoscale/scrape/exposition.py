@@ -52,7 +52,7 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
 
 
 def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
-    """Return the same as `_values`, ten times as fast; None if lines are not written as engines write them."""
+    """Return the same as `_values` ten times as fast; None for lines unlike those of engines."""
     keys = _usual_heads(model_name)
     values: dict[Metric, float] = {}
     try:
@@ -68,7 +68,7 @@ def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
 
 @lru_cache(maxsize=10_000)
 def _usual_heads(model_name: str) -> dict[str, Metric]:
-    """Return the metric of each line without its value, as engines write it for a name without escapes."""
+    """Return the metrics by line without value, as engines write names without escapes."""
     heads = {}
     for name, value in _METRICS:
         labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})
@@ -78,7 +78,7 @@ def _usual_heads(model_name: str) -> dict[str, Metric]:
 
 
 def _values(text: str, model_name: str) -> dict[Metric, float]:
-    """Return the value of each metric, parsed by prometheus_client; raises UnusableError as `parse_sample` does."""
+    """Return all values, parsed by prometheus_client. Raises as `parse_sample` does."""
     lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")

@@ -28,7 +28,7 @@ _LIMIT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A replica to scrape: its pod, its IP address, and the model name that its metrics must have."""
+    """A replica to scrape: pod, IP address, and the model name that its metrics must have."""
 
     pod: str
     address: str
@@ -40,7 +40,7 @@ Answer = Sample | UnusableError
 
 
 class Scraper(AbstractContextManager["Scraper"]):
-    """Scrape many replicas concurrently. Several threads may use it; leaving the context closes its connections.
+    """Scrapes many replicas concurrently. Thread-safe; leaving the context closes connections.
 
     Args:
         period: scrape interval in seconds. It caps `deadline`, so that a hanging replica does not make others stale.
@@ -108,7 +108,7 @@ class Scraper(AbstractContextManager["Scraper"]):
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A request in flight. It is sent once more if its connection was kept and turns out to be stale."""
+    """A request in flight, sent once more if its connection was kept and is stale."""
 
     target: Target
     deadline: float
@@ -144,7 +144,7 @@ class _Round:
             self._selector.close()
 
     def _wait(self) -> None:
-        """Wait for events of requests in flight and handle them; end the requests that are past their deadline."""
+        """Handle the next events of requests in flight, and end requests past their deadline."""
         first = min(flight.deadline for flight in self._flights)
         for key, _ in self._selector.select(max(0.0, first - time.monotonic())):
             self._advance(key.data)

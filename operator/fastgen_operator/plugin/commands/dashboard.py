@@ -1,7 +1,7 @@
-"""`kubectl fastgen dashboard`: web pages with all resources, served on this machine with the user's own rights.
+"""`kubectl fastgen dashboard`: serve web pages with all resources on this machine.
 
-Nothing runs in the cluster for it. The load of pods is read through port-forwards, as by `top`, and only while the page
-of their resource is open.
+It has the user's own rights and runs nothing in the cluster. The load of pods is read through port-forwards, as by
+`top`, and only while the page of their resource is open.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Loads:
 
 
 def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPServer:
-    """Return a server of the pages, not yet serving, for one namespace, or for all if `namespace` is None."""
+    """Return a server of the pages of one namespace, or of all for None; not yet serving."""
     loads = Loads(cluster)
 
     def page(path: str, nonce: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`kubectl fastgen drain-test`: evict a pod under load and report whether a request was lost.
+"""`kubectl fastgen drain-test`: evict a pod under load; report whether a request was lost.
 
 Streams run on all ready pods, each through a port-forward. While streams are open on one pod, it is evicted, as by a
 drain of its node. These streams must complete. Later requests go to the pods that are then ready, as from a Service.
@@ -85,7 +85,7 @@ def _confirm(options: argparse.Namespace, victim: str) -> None:
 
 
 def _evict(load: Load, victim: str, before: list[str], timeout: float) -> dict[str, Any]:
-    """Evict a pod under load and wait until as many pods are ready as before; return the first part of the report."""
+    """Evict a pod and wait until as many are ready as before; return what happened."""
     _wait(lambda: load.num_open(victim) > 0, SILENCE_SECONDS, f"no stream began on pod {victim}")
     (pod,) = (pod for pod in load.pods() if name_of(pod) == victim)
     open_streams = load.num_open(victim)

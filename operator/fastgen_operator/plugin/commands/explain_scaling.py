@@ -1,4 +1,4 @@
-"""`kubectl fastgen explain-scaling`: the autoscaler's last decisions, repeated from their recorded inputs."""
+"""`kubectl fastgen explain-scaling`: repeat the last decisions from recorded inputs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def explanation(replay: Replay, screen: Screen, now: datetime) -> list[str]:
 
 
 def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal]:
-    """Return the pod and the version of the leading operator, and the decisions that it recorded about a resource.
+    """Return pod and version of the leading operator, and its decisions about a resource.
 
     Raises:
         PluginError: no operator has decided on the resource, or the user lacks the rights.
@@ -124,7 +124,7 @@ def _journal(found: dict[str, Any]) -> Journal:
 
 
 def _port(pod: Object) -> int:
-    """Return the port for decisions, from the arguments of the operator's container or the default."""
+    """Return the decisions port from the arguments of the operator's container, or the default."""
     for container in pod["spec"]["containers"]:
         if found := re.search(r"--decisions-port[= ](\d+)", " ".join(container.get("args", ()))):
             return int(found[1])

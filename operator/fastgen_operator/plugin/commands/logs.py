@@ -1,4 +1,4 @@
-"""`kubectl fastgen logs`: the logs of all pods of a FastGenDeployment, each line prefixed with its pod."""
+"""`kubectl fastgen logs`: the logs of all pods, each line prefixed with its pod."""
 
 from __future__ import annotations
 

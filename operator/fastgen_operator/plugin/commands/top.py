@@ -62,7 +62,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 def view(
     title: str, pods: Sequence[Object], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
 ) -> list[str]:
-    """Return a table with a row for each pod and one for all; `found` has their figures, or why there are none."""
+    """Return a table of pods and their total; `found`: figures, or why there are none."""
     rows: list[Row] = [_HEADER]
     notes = []
     for pod in pods:

@@ -2,9 +2,9 @@
 
 The capacity is what a replica computes within the inter-token target. In the steady state of Dynamic SplitFuse, each
 step processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and
-finish. A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2) resident KV
-tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens + c · resident
-tokens, is linear in N. The largest N within all bounds gives the capacity.
+finish. A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2)
+resident KV tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens +
+c · resident tokens, is linear in N. The largest N within all bounds gives the capacity.
 
 The capacity of a replica is the median of all estimates, so that one slow replica does not change it. A replica far
 below the median is a straggler.

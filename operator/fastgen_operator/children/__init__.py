@@ -79,9 +79,7 @@ class Platform:
 
 
 def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
-    """Build the children of a spec, in the order in which they are applied.
-
-    `replicas` is the desired number.
+    """Build the children of a spec for `replicas` desired replicas, in the order in which they are applied.
 
     Raises:
         TemplateRefused: spec.podTemplate cannot be applied.
@@ -105,14 +103,8 @@ def _network_policies(owner: Object, spec: Spec, platform: Platform) -> tuple[Ob
     neighbours = platform.neighbours
     prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
     clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
-    names, download = (
-        [dns_egress(neighbours)],
-        [
-            dns_egress(neighbours),
-            *neighbours.model_sources,
-            *platform.pods.egress,
-        ],
-    )
+    names = [dns_egress(neighbours)]
+    download = [*names, *neighbours.model_sources, *platform.pods.egress]
     # A policy applies for a pod's whole life, so a pod that downloads its model keeps access to the source.
     egress = download if downloads_in_pods(spec) else names
     serving = build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.metadata import child, labels, queue_labels, selector
@@ -39,17 +41,15 @@ def build_disruption_budget(owner: Object, spec: Spec, replicas: int) -> Object:
     deletes the budget. With a single replica, the model is reloaded on another node. Replicas that run on one node move
     together: a replacement of the first cannot start elsewhere while the others hold the volume.
     """
+    least = spec.disruption.min_available
+    if runs_on_one_node(spec):
+        allowed: dict[str, Any] = {"maxUnavailable": "100%"}
+    else:
+        allowed = {"maxUnavailable": 1} if least is None or least >= replicas else {"minAvailable": least}
     fields = {
-        **_allowed_evictions(spec, replicas),
+        **allowed,
         "selector": {"matchLabels": selector(owner["metadata"]["name"])},
         # An unhealthy pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return child(POD_DISRUPTION_BUDGET, owner, {"spec": fields})
-
-
-def _allowed_evictions(spec: Spec, replicas: int) -> dict[str, int | str]:
-    least = spec.disruption.min_available
-    if runs_on_one_node(spec):
-        return {"maxUnavailable": "100%"}
-    return {"maxUnavailable": 1} if least is None or least >= replicas else {"minAvailable": least}

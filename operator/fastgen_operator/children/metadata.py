@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
@@ -32,10 +33,9 @@ def labels(name: str) -> dict[str, str]:
 
 
 def queue_labels(owner: Object, spec: Spec) -> dict[str, str]:
-    """Return the labels from which Kueue takes queue and priority.
+    """Return the labels from which Kueue takes queue and priority, of spec.podTemplate before those of the resource.
 
-    Those of spec.podTemplate precede those of the resource. Kueue reads them on Deployments, on Jobs, and on the pods
-    of other owners.
+    Kueue reads them on Deployments, on Jobs, and on the pods of other owners.
     """
     given = {**owner["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
     return {name: given[name] for name in _QUEUE_LABELS if name in given}
@@ -78,6 +78,13 @@ CONTAINER_SECURITY: Final = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
 }
+
+
+def resources(requests: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container's field `resources`, with quantities as text; empty if there are none."""
+    kinds = {"requests": requests, "limits": limits}
+    given = {kind: {name: str(value) for name, value in values.items()} for kind, values in kinds.items()}
+    return without_empty({"resources": without_empty(given)})
 
 
 def without_empty(fields: dict[str, Any]) -> dict[str, Any]:

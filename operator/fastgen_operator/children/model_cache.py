@@ -22,18 +22,8 @@ from fastgen_operator.pods import ENGINE_CONTAINER
 # The download runs where the engines will: a volume can be bound to the node or zone of its first consumer. The
 # affinity includes the co-location with the engines that a ReadWriteOnce volume needs. Names are resolved alike, too.
 _PLACEMENT: Final = (
-    "nodeSelector",
-    "tolerations",
-    "affinity",
-    "priorityClassName",
-    "runtimeClassName",
-    "imagePullSecrets",
-    "serviceAccountName",
-    "securityContext",
-    "schedulerName",
-    "dnsPolicy",
-    "dnsConfig",
-    "hostAliases",
+    *("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName", "imagePullSecrets"),
+    *("serviceAccountName", "securityContext", "schedulerName", "dnsPolicy", "dnsConfig", "hostAliases"),
 )
 _FOR_EVER: Final = 2**31 - 1
 
@@ -72,7 +62,10 @@ def build_fetch_job(
         "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec), *settings.volumes],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    metadata, queue = _metadata(owner, spec), queue_labels(owner, spec)
+    template, queue = (spec.pod_template or PodTemplate()).metadata, queue_labels(owner, spec)
+    # The metadata of the engine's pods, except the labels that select them.
+    names = {**template.labels, **queue, **fetch_labels(name)}
+    metadata = without_empty({"labels": names, "annotations": template.annotations})
     identity = json.dumps([annotations, pod, metadata, fetch_container(spec, image, settings)], sort_keys=True)
     job_name = f"{name}-fetch-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
     container = fetch_container(spec, image, settings, keep=sorted({address, *in_use}))
@@ -84,13 +77,3 @@ def build_fetch_job(
     }
     more = {"labels": {**queue, **labels(name)}, "annotations": annotations}
     return child(JOB, owner, {"spec": fields}, name=job_name, **more)
-
-
-def _metadata(owner: Object, spec: Spec) -> dict[str, Any]:
-    """Return the metadata of the download pod.
-
-    It is that of the engine's pods, except the labels that select them.
-    """
-    given = (spec.pod_template or PodTemplate()).metadata
-    names = {**given.labels, **queue_labels(owner, spec), **fetch_labels(owner["metadata"]["name"])}
-    return without_empty({"labels": names, "annotations": given.annotations})

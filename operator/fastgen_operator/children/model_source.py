@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from fastgen_operator.api import DOWNLOADED, Spec
-from fastgen_operator.children.metadata import CONTAINER_SECURITY, without_empty
+from fastgen_operator.children.metadata import CONTAINER_SECURITY, resources, without_empty
 from fastgen_operator.children.pod_settings import PodSettings
 
 MODELS_PATH: Final = "/mnt/models"
@@ -84,16 +84,6 @@ def model_mounts(spec: Spec) -> list[dict[str, Any]]:
     return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
 
 
-def _resources(spec: Spec) -> dict[str, Any]:
-    given = spec.model.download.resources if spec.model.download is not None else None
-    if given is None:
-        return dict(_RESOURCES)
-    quantities = {"requests": given.requests, "limits": given.limits}
-    return without_empty(
-        {kind: {name: str(value) for name, value in values.items()} for kind, values in quantities.items()}
-    )
-
-
 def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the container that downloads the model.
 
@@ -105,6 +95,7 @@ def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequenc
     revision = spec.model.revision or DEFAULT_REVISION
     kept = [word for address in keep or () for word in ("--keep", address)]
     secret = spec.model.secret_name
+    given = spec.model.download.resources if spec.model.download is not None else None
     return {
         "name": FETCH_CONTAINER,
         "image": image,
@@ -115,7 +106,7 @@ def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequenc
         ],
         "env": [{"name": "HOME", "value": "/tmp"}, *settings.environment],
         **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
-        **without_empty({"resources": _resources(spec)}),
+        **(resources(**_RESOURCES) if given is None else resources(given.requests, given.limits)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [

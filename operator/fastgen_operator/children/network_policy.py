@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastgen_operator.children.metadata import HTTP_PORT, child, fetch_labels, selector
+from fastgen_operator.children.metadata import HTTP_PORT, child, fetch_labels, selector, without_empty
 from fastgen_operator.kinds import NETWORK_POLICY, OWNER_LABEL, Object
 
 # A NetworkPolicyPeer or NetworkPolicyEgressRule.
@@ -59,26 +59,27 @@ def build_network_policy(
         scrapers: peers that read the metrics. The engine has a single port, so they can also use the model.
         egress: rules for outgoing traffic; everything else is denied.
     """
-    peers = [*(clients or ({"podSelector": {}},)), *scrapers]
-    spec = {
-        "podSelector": {"matchLabels": selector(owner["metadata"]["name"])},
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": [_as_stored(peer) for peer in peers], "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
-        "egress": [_as_stored(rule) for rule in egress],
-    }
-    return child(NETWORK_POLICY, owner, {"spec": spec})
+    name = owner["metadata"]["name"]
+    peers = [_as_stored(peer) for peer in (*(clients or ({"podSelector": {}},)), *scrapers)]
+    ingress = [{"from": peers, "ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}]
+    return _policy(owner, name, selector(name), egress, {"ingress": ingress})
 
 
 def build_fetch_policy(owner: Object, egress: Sequence[Rule]) -> Object:
     """Build the policy of the pod that downloads the model to the cache; it denies all ingress."""
     name = owner["metadata"]["name"]
+    # A FastGenDeployment's name has no dot, so this cannot be the name of another one's policy.
+    return _policy(owner, f"{name}.fetch", {OWNER_LABEL: fetch_labels(name)[OWNER_LABEL]}, egress, {})
+
+
+def _policy(owner: Object, name: str, pods: dict[str, str], egress: Sequence[Rule], ingress: Rule) -> Object:
     spec = {
-        "podSelector": {"matchLabels": {OWNER_LABEL: fetch_labels(name)[OWNER_LABEL]}},
+        "podSelector": {"matchLabels": pods},
         "policyTypes": ["Ingress", "Egress"],
+        **ingress,
         "egress": [_as_stored(rule) for rule in egress],
     }
-    # A FastGenDeployment's name has no dot, so this cannot be the name of another one's policy.
-    return child(NETWORK_POLICY, owner, {"spec": spec}, name=f"{name}.fetch")
+    return child(NETWORK_POLICY, owner, {"spec": spec}, name=name)
 
 
 def dns_egress(neighbours: Neighbours) -> Rule:
@@ -90,23 +91,17 @@ def dns_egress(neighbours: Neighbours) -> Rule:
 
 
 def _as_stored(rule: Rule) -> Rule:
-    """Normalize a user-written rule as the API server stores it.
-
-    It has no empty fields, and each port has a protocol.
-    """
-    stored: Rule = {}
-    for name, value in rule.items():
-        if name == "ports":
-            stored[name] = [{"protocol": "TCP", **port} for port in value]
-        elif isinstance(value, dict):
-            stored[name] = _as_stored(value)
-        elif isinstance(value, list):
-            stored[name] = [_as_stored(item) if isinstance(item, dict) else item for item in value]
-        else:
-            stored[name] = value
-    # An empty selector matches everything, so it is kept.
-    return {
-        name: value
-        for name, value in stored.items()
-        if value not in (None, [], {}, "") or (value == {} and name.endswith("Selector"))
+    """Return a user-written rule as the API server stores it: without empty fields, each port with a protocol."""
+    stored = {
+        name: [{"protocol": "TCP", **port} for port in value] if name == "ports" else _value_as_stored(value)
+        for name, value in rule.items()
     }
+    # An empty selector matches everything, so it is kept.
+    selectors = {name: value for name, value in stored.items() if value == {} and name.endswith("Selector")}
+    return without_empty(stored) | selectors
+
+
+def _value_as_stored(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value_as_stored(item) for item in value]
+    return _as_stored(value) if isinstance(value, dict) else value

@@ -1,7 +1,4 @@
-"""The pod of one replica.
-
-Command line, environment, probes, shutdown and security context of the engine.
-"""
+"""The pod of one replica: command line, environment, probes, shutdown and security context of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from math import ceil
 from typing import Any, Final
 
 from fastgen_operator.api import Scheduling, Spec
-from fastgen_operator.children.metadata import CONTAINER_SECURITY, HTTP_PORT, selector, without_empty
+from fastgen_operator.children.metadata import CONTAINER_SECURITY, HTTP_PORT, resources, selector, without_empty
 from fastgen_operator.children.model_source import (
     downloads_in_pods,
     fetch_container,
@@ -31,10 +28,7 @@ API_KEY_FILE: Final = "api-keys"
 
 
 def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> dict[str, Any]:
-    """Build the pod spec for a replica of the resource `name`.
-
-    It follows the restricted Pod Security Standard.
-    """
+    """Build the pod spec for a replica of the resource `name`, by the restricted Pod Security Standard."""
     image = spec.engine.image or engine_image
     return {
         "serviceAccountName": name,
@@ -70,7 +64,7 @@ def _container(name: str, spec: Spec, image: str, settings: PodSettings) -> dict
             *settings.environment,
         ],
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        **without_empty({"resources": _resources(spec)}),
+        **_resources(spec),
         **_probes(spec),
         # The kubelet implements this sleep, so the image needs no shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
@@ -127,17 +121,10 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
 
 
 def _resources(spec: Spec) -> dict[str, Any]:
-    resources = spec.resources
-    limits: dict[str, int | str] = dict(resources.limits)
-    if resources.gpu.count > 0:
-        # The request of an extended resource defaults to its limit.
-        limits[resources.gpu.resource_name] = resources.gpu.count
-    return without_empty(
-        {
-            "requests": {name: str(quantity) for name, quantity in resources.requests.items()},
-            "limits": {name: str(quantity) for name, quantity in limits.items()},
-        }
-    )
+    gpu = spec.resources.gpu
+    # The request of an extended resource defaults to its limit.
+    gpus = {gpu.resource_name: gpu.count} if gpu.count > 0 else {}
+    return resources(spec.resources.requests, {**spec.resources.limits, **gpus})
 
 
 def _probes(spec: Spec) -> dict[str, Any]:

@@ -17,18 +17,10 @@ _VOLUMES: Final = (
     "secret",
 )
 _SYSCTLS: Final = (
-    "kernel.shm_rmid_forced",
-    "net.ipv4.ip_local_port_range",
-    "net.ipv4.ip_local_reserved_ports",
-    "net.ipv4.ip_unprivileged_port_start",
-    "net.ipv4.ping_group_range",
-    "net.ipv4.tcp_fin_timeout",
-    "net.ipv4.tcp_keepalive_intvl",
-    "net.ipv4.tcp_keepalive_probes",
-    "net.ipv4.tcp_keepalive_time",
-    "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_syncookies",
-    "net.ipv4.tcp_wmem",
+    *("kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_local_reserved_ports"),
+    *("net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout"),
+    *("net.ipv4.tcp_keepalive_intvl", "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time"),
+    *("net.ipv4.tcp_rmem", "net.ipv4.tcp_syncookies", "net.ipv4.tcp_wmem"),
 )
 _SELINUX_TYPES: Final = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _APPARMOR_ANNOTATION: Final = "container.apparmor.security.beta.kubernetes.io/"
@@ -36,10 +28,7 @@ _PROFILES: Final = ("RuntimeDefault", "Localhost")
 
 
 def broken_rules(template: Object) -> tuple[str, ...]:
-    """Return one message per violation in a pod template, naming the field.
-
-    The template is as the API server stores it.
-    """
+    """Return one message per violation in a pod template as the API server stores it, naming the field."""
     pod = template["spec"]
     containers = [*pod.get("initContainers", ()), *pod.get("containers", ()), *pod.get("ephemeralContainers", ())]
     broken = [*_annotations(template), *_pod(pod)]
@@ -50,11 +39,8 @@ def broken_rules(template: Object) -> tuple[str, ...]:
 
 def _annotations(template: Object) -> Iterator[str]:
     for name, value in template.get("metadata", {}).get("annotations", {}).items():
-        if (
-            name.startswith(_APPARMOR_ANNOTATION)
-            and value not in ("", "runtime/default")
-            and value[:10] != "localhost/"
-        ):
+        allowed = value in ("", "runtime/default") or value.startswith("localhost/")
+        if name.startswith(_APPARMOR_ANNOTATION) and not allowed:
             yield f"annotation {name} must not be {value}"
 
 

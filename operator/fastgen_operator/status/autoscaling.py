@@ -1,7 +1,4 @@
-"""Compute `status.autoscaling`, `status.capacity` and `status.supply`.
-
-Pure, and stable while nothing changes.
-"""
+"""Compute `status.autoscaling`, `status.capacity` and `status.supply`. Pure, and stable while nothing changes."""
 
 from __future__ import annotations
 
@@ -31,41 +28,39 @@ _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining
 
 
 def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
-    """Compute `status.autoscaling`; None without autoscaling.
+    """Compute `status.autoscaling`: the number of replicas, why, and the last changes; None without autoscaling.
 
-    It has the number of replicas, why, and the last changes. The message is about now. It is kept while the replicas
-    and their bound are the same and the demand is about the same. Changes are detected by comparison with the current
-    status, so an operator restart loses no history and writes nothing. `now` is an RFC 3339 time.
+    The message is kept while the replicas and their bound are the same and the demand is about the same. Changes are
+    detected by comparison with the current status, so an operator restart loses no history and writes nothing.
+
+    Args:
+        now: RFC 3339 time.
     """
     if spec.autoscaling is None:
         return None
     old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
-    kept = _of(old, "lastScaleTime", "history")
-    floor = observed.timetable.floor
+    floor, decision = observed.timetable.floor, observed.decision
     schedule = {} if floor is None else {"activeSchedule": floor.to_status()}
+    status = _of(old, "lastScaleTime", "history") | schedule
     if not spec.is_autoscaled:
-        if observed.decision is None:
+        if decision is None:
             # After a restart of the operator, the last recommendation stays until there is a new one.
-            return {**kept, **_of(old, "recommendedReplicas", "reason", "message", "demandTokensPerSecond"), **schedule}
-        before, after = old.get("recommendedReplicas"), observed.decision.replicas
-        return {**kept, "recommendedReplicas": after, **_told(spec, observed, old, before, after), **schedule}
+            return status | _of(old, "recommendedReplicas", "reason", "message", "demandTokensPerSecond")
+        told = _told(spec, observed, old, old.get("recommendedReplicas"), decision.replicas)
+        return status | {"recommendedReplicas": decision.replicas} | told
     before, after = old.get("desiredReplicas"), observed.desired_replicas
     told = _told(spec, observed, old, before, after)
-    if before is None or before == after:
-        return {**kept, "desiredReplicas": after, **told, **schedule}
-    reason, cause = _cause(spec, observed, after)
-    sizing = None if observed.decision is None else observed.decision.sizing
-    message = cause if sizing is None else f"{cause}; {told['message'].partition(': ')[2]}"
-    step = {"time": now, "fromReplicas": before, "toReplicas": after, "reason": reason, "message": message}
-    history = [step, *old.get("history", ())][:_HISTORY]
-    return {"desiredReplicas": after, "lastScaleTime": now, **told, "history": history, **schedule}
+    if before is not None and before != after:
+        reason, message = _cause(spec, observed, after)
+        if decision is not None and decision.sizing is not None:
+            message += f"; {told['message'].partition(': ')[2]}"
+        step = {"time": now, "fromReplicas": before, "toReplicas": after, "reason": reason, "message": message}
+        status |= {"lastScaleTime": now, "history": [step, *old.get("history", ())][:_HISTORY]}
+    return status | {"desiredReplicas": after} | told
 
 
 def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
-    """Return reason, message and demand for a number of replicas.
-
-    The old ones are returned unless they have to be reported anew.
-    """
+    """Return reason, message and demand for a number of replicas: the old ones, unless something has changed."""
     told = _of(old, "reason", "message", "demandTokensPerSecond")
     decision, bound = observed.decision, _bound(observed, after)
     sizing = None if decision is None else decision.sizing
@@ -128,22 +123,16 @@ def capacity_status(observed: Observed) -> dict[str, Any] | None:
     found = None if observed.speeds is None else observed.speeds.capacity
     if found is None:
         return old
-    new = {
-        "tokensPerSecond": _rounded(found.tokens_per_second),
-        "tokenBudget": found.token_budget,
-        "source": found.source,
-    }
-    if old is None or old.get("tokenBudget") != new["tokenBudget"]:
-        return new
-    known = old.get("tokensPerSecond", 0)
-    return old if abs(found.tokens_per_second - known) <= _MOVED * known else new
+    speed, budget = found.tokens_per_second, found.token_budget
+    if old is not None and old.get("tokenBudget") == budget:
+        known = old.get("tokensPerSecond", 0)
+        if abs(speed - known) <= _MOVED * known:
+            return old
+    return {"tokensPerSecond": _rounded(speed), "tokenBudget": budget, "source": found.source}
 
 
 def supply_status(observed: Observed) -> dict[str, Any]:
-    """Compute `status.supply`.
-
-    The number of pods in each state, and the pods that do not serve, worst first.
-    """
+    """Compute `status.supply`: the number of pods in each state, and the pods that do not serve, worst first."""
     counts = Counter(pod.state for pod in observed.supply)
     others = [pod for pod in observed.supply if pod.state != "Ready"]
     others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))

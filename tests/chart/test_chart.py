@@ -10,7 +10,7 @@ import yaml
 
 from cluster.commands import CommandError
 from fastgen_operator.api.crd import custom_resource_definition
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS, POD
 from fastgen_operator.runtime.informers import kinds_read
 from fastgen_operator.runtime.settings import Settings, parse_settings

@@ -12,7 +12,7 @@ import pytest
 from cluster.commands import CommandError
 from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.children.network_policy import CLUSTER_DNS, DNS_PORTS, HTTPS_ANYWHERE, dns_egress
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
+from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import SYSTEM, Helm

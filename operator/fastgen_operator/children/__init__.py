@@ -6,21 +6,12 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment, build_disruption_budget
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.model_source import downloads_in_pods, is_downloaded, is_preloaded
-from fastgen_operator.children.network_policy import (
-    UNKNOWN_NEIGHBOURS,
-    Neighbours,
-    build_fetch_policy,
-    build_network_policy,
-    dns_egress,
-)
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
+from fastgen_operator.children.network_policy import build_fetch_policy, build_network_policy, dns_egress
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.service import (
     build_inference_pool,
     build_pod_monitor,
@@ -31,9 +22,7 @@ from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
     INFERENCE_POOL,
-    JOB,
     NETWORK_POLICY,
-    OPTIONAL_KINDS,
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     SERVICE,
@@ -41,41 +30,6 @@ from fastgen_operator.kinds import (
     Kind,
     Object,
 )
-
-# Kinds that serving does not depend on. An administrator can disable them.
-DISPENSABLE_KINDS: Final = (NETWORK_POLICY, *OPTIONAL_KINDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Platform:
-    """Properties of the cluster and the operator's configuration that the children depend on.
-
-    Attributes:
-        engine_image: default image of the engine.
-        optional_kinds: members of OPTIONAL_KINDS whose CRDs are installed.
-        without: names of DISPENSABLE_KINDS that are disabled.
-        neighbours: peers for NetworkPolicies.
-        pod_monitor_labels: labels to add to every PodMonitor.
-        pods: settings of all pods.
-    """
-
-    engine_image: str
-    optional_kinds: frozenset[Kind] = frozenset()
-    without: frozenset[str] = frozenset()
-    neighbours: Neighbours = UNKNOWN_NEIGHBOURS
-    pod_monitor_labels: tuple[tuple[str, str], ...] = ()
-    pods: PodSettings = PLAIN_PODS
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of children that can exist here, including disabled ones that are still to be deleted."""
-        optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
-        always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
-        return (*always, *optional)
-
-    def makes(self, kind: Kind) -> bool:
-        """Return whether children of `kind` are created."""
-        return kind in self.kinds and kind.name not in self.without
 
 
 def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:

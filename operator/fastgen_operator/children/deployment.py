@@ -7,7 +7,7 @@ from typing import Any
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.metadata import child, labels, queue_labels, selector
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
+from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.children.template import build_template
 from fastgen_operator.kinds import DEPLOYMENT, POD_DISRUPTION_BUDGET, Object
 

@@ -15,7 +15,7 @@ from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.api.model import Cache
 from fastgen_operator.children.metadata import child, fetch_labels, labels, queue_labels, without_empty
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
-from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.children.platform import PodSettings
 from fastgen_operator.kinds import CLAIM, CLAIM_ANNOTATION, JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 

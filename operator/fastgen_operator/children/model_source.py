@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from fastgen_operator.api import DOWNLOADED, Spec
 from fastgen_operator.children.metadata import CONTAINER_SECURITY, resources, without_empty
-from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.children.platform import PodSettings
 
 MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"

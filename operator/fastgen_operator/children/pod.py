@@ -14,7 +14,7 @@ from fastgen_operator.children.model_source import (
     model_path,
     model_volumes,
 )
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
+from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.pods import ENGINE_CONTAINER
 
 # Time for EndpointSlices and proxies to stop routing to a terminating pod, which serves new requests until then.

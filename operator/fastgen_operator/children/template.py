@@ -9,8 +9,8 @@ from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.colocation import ColocationError, colocate, runs_on_one_node
 from fastgen_operator.children.metadata import labels, without_empty
 from fastgen_operator.children.model_source import is_downloaded, model_address
+from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.children.pod import build_pod_spec
-from fastgen_operator.children.pod_settings import PLAIN_PODS, PodSettings
 from fastgen_operator.children.strategic_merge import MergeError, merge
 from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER

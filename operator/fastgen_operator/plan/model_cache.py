@@ -13,7 +13,7 @@ from typing import Any
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import FETCH_CONTAINER, VOLUME, is_preloaded, model_address
-from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.children.platform import PodSettings
 from fastgen_operator.kinds import (
     CLAIM,
     CLAIM_ANNOTATION,

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.rules.schedules import faults
-from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children import build_children
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus

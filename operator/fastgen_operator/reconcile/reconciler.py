@@ -13,7 +13,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
 from fastgen_operator.autoscale.rules.schedules import timetable
 from fastgen_operator.autoscale.watchlist import Watchlist
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient

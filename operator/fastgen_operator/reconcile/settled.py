@@ -9,7 +9,7 @@ from operator import is_
 from typing import Any, Final
 
 from fastgen_operator.autoscale.watchlist import Record
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed
 

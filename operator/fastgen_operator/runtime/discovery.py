@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import OPTIONAL_KINDS, Kind
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError

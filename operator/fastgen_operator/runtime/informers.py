@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import kopf
 
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.cache import InformerCache, owner_of
 from fastgen_operator.kube.watch_health import Watches

@@ -9,7 +9,7 @@ import pytest
 
 from engine.fetch.connecting import Tunnels, forward_proxy, over_tls
 from engine.fetch.running import Ended, fetch, names
-from fastgen_operator.children.pod_settings import PodSettings
+from fastgen_operator.children.platform import PodSettings
 from support.hub import serving
 
 pytestmark = pytest.mark.slow  # each starts a process or two

@@ -17,8 +17,9 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
 from fastgen_operator.autoscale.rules.schedules import faults, timetable
-from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children import build_children
 from fastgen_operator.children.model_cache import build_claim
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import gate_on_model

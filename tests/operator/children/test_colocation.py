@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import Platform
 from fastgen_operator.children.colocation import pods_without_room, volume_nodes
 from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, POD, Object

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children import build_children
 from fastgen_operator.children.deployment import build_disruption_budget
 from fastgen_operator.children.network_policy import CLUSTER_DNS, Neighbours
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.service import build_pod_monitor
 from fastgen_operator.kinds import (
     DEPLOYMENT,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastgen import exit_codes
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import POD, Object
 from fastgen_operator.plan.broken_gpus import LONGEST_PAUSE, MEMORY, next_replacement
 from fastgen_operator.plan.observed import Observed

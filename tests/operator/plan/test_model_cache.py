@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import Platform
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.model_source import model_address, model_path
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan

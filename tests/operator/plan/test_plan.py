@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
 from fastgen_operator.objects import fingerprint
 from fastgen_operator.plan.drift import first_lost_field

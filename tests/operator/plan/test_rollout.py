@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed, settle_replicas
 from fastgen_operator.plan.plan import Plan, make_plan

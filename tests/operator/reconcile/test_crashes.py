@@ -28,7 +28,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import load_kube_config
 
 from cluster.controlplane import ControlPlane, free_ports
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics

@@ -15,7 +15,7 @@ import pytest
 
 from fastgen import exit_codes
 from fastgen_operator.autoscale.watchlist import Watchlist
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import (
     APPLIED_ANNOTATION,
     DEPLOYMENT,

@@ -14,7 +14,7 @@ import pytest
 from fastgen_operator.autoscale.decision import Decision, Sizing
 from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import (
     DEPLOYMENT,
     FASTGEN,

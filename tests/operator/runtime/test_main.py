@@ -12,7 +12,7 @@ import kopf
 import pytest
 
 from cluster.controlplane import free_ports
-from fastgen_operator.children import Platform
+from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.runtime.informers import kinds_read, kopf_settings
 from fastgen_operator.runtime.settings import Settings

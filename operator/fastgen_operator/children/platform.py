@@ -1,6 +1,6 @@
-"""Settings of the operator for every pod that it creates.
+"""Properties of the cluster and settings of the operator that apply to all resources.
 
-Pull secrets, user ids, proxy and certificate authorities.
+`PodSettings` has those of pods: pull secrets, user ids, proxy and certificate authorities.
 """
 
 from __future__ import annotations
@@ -9,6 +9,19 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
+from fastgen_operator.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    JOB,
+    NETWORK_POLICY,
+    OPTIONAL_KINDS,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+)
 
 # Unprivileged user of the engine image.
 USER_ID: Final = 65532
@@ -91,6 +104,42 @@ class PodSettings:
 
 
 PLAIN_PODS: Final = PodSettings()
+
+
+# Kinds that serving does not depend on. An administrator can disable them.
+DISPENSABLE_KINDS: Final = (NETWORK_POLICY, *OPTIONAL_KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Properties of the cluster and the operator's configuration that the children depend on.
+
+    Attributes:
+        engine_image: default image of the engine.
+        optional_kinds: members of OPTIONAL_KINDS whose CRDs are installed.
+        without: names of DISPENSABLE_KINDS that are disabled.
+        neighbours: peers for NetworkPolicies.
+        pod_monitor_labels: labels to add to every PodMonitor.
+        pods: settings of all pods.
+    """
+
+    engine_image: str
+    optional_kinds: frozenset[Kind] = frozenset()
+    without: frozenset[str] = frozenset()
+    neighbours: Neighbours = UNKNOWN_NEIGHBOURS
+    pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    pods: PodSettings = PLAIN_PODS
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of children that can exist here, including disabled ones that are still to be deleted."""
+        optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
+        always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
+        return (*always, *optional)
+
+    def makes(self, kind: Kind) -> bool:
+        """Return whether children of `kind` are created."""
+        return kind in self.kinds and kind.name not in self.without
 
 
 def _as_block(host: str) -> str | None:

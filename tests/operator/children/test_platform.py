@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import Platform, build_children
+from fastgen_operator.children import build_children
 from fastgen_operator.children.model_cache import build_claim, build_fetch_job
+from fastgen_operator.children.platform import Platform, PodSettings
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.children.pod_settings import PodSettings
 from fastgen_operator.kinds import DEPLOYMENT, NETWORK_POLICY, Object
 from harness.objects import spec_of, stored
 

@@ -9,14 +9,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
 
-import kopf
 from kubernetes.client import ApiClient
 from kubernetes.config import ConfigException
 from prometheus_client import start_http_server
@@ -37,7 +37,7 @@ from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
 from fastgen_operator.runtime.http_servers import decision_server, health_server
-from fastgen_operator.runtime.informers import build_registry, kinds_read, kopf_settings
+from fastgen_operator.runtime.informers import kinds_read, watch
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
@@ -70,40 +70,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server = ApiServer(api_client, metrics, settings.request_seconds, progress.step)
     client = KubeClient(server, cache, metrics, leadership.holds)
     discovery = Discovery(client, settings.platform)
-    # Optional kinds are listed, not watched: kopf retries a watch of an unknown kind forever.
-    kinds = kinds_read(settings.platform)
-    watches = Watches(time.monotonic, (FASTGEN, *kinds), settings.scopes, settings.relist_seconds)
+    kinds = (FASTGEN, *kinds_read(settings.platform))
+    watches = Watches(time.monotonic, kinds, settings.scopes, settings.relist_seconds)
     relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
     watchlist = Watchlist(settings.scrape_seconds)
     reconciler = Reconciler(
-        cache, client, metrics, discovery.platform, watchlist, _now, read_loads, settings.operator_class
+        cache,
+        client,
+        metrics,
+        discovery.platform,
+        watchlist,
+        lambda: datetime.now(UTC),
+        read_loads,
+        settings.operator_class,
     )
     controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, progress)
     # The other half is for new connections, the API server and the probes.
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
     autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
-    try:
-        metrics_server, _ = start_http_server(settings.metrics_port, settings.bind_address, metrics.registry)
-    except OSError as error:
-        _exit_usage(f"--metrics-port {settings.metrics_port}: {error.strerror}")
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
+    address = settings.bind_address
+    with ExitStack() as servers:
+        with _port("--metrics-port", settings.metrics_port) as port:
+            metrics_server, _ = start_http_server(port, address, metrics.registry)
+            servers.callback(metrics_server.shutdown)
+        with _port("--health-port", settings.health_port) as port:
+            servers.enter_context(health_server(address, port, checks))
+        with _port("--decisions-port", settings.decisions_port) as port:
+            servers.enter_context(decision_server(port, watchlist.journal))
+        asyncio.run(_run(settings, controller, autoscaler, leadership, cache, watches))
+
+
+@contextmanager
+def _port(flag: str, port: int) -> Iterator[int]:
+    """Exit with a message if the port of the flag cannot be listened on."""
     try:
-        health = health_server(settings.bind_address, settings.health_port, checks)
+        yield port
     except OSError as error:
-        _exit_usage(f"--health-port {settings.health_port}: {error.strerror}")
-    health.start()
-    try:
-        decisions = decision_server(settings.decisions_port, watchlist.journal)
-    except OSError as error:
-        _exit_usage(f"--decisions-port {settings.decisions_port}: {error.strerror}")
-    decisions.start()
-    registry = build_registry(controller.queue, cache, watches, kinds)
-    try:
-        asyncio.run(_run(settings, controller, autoscaler, leadership, registry, kopf_settings(settings, kinds)))
-    finally:
-        decisions.stop()
-        health.stop()
-        metrics_server.shutdown()
+        _exit_usage(f"{flag} {port}: {error.strerror}")
 
 
 def _exit_usage(message: str) -> NoReturn:
@@ -127,10 +131,6 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
     return Leadership(lease, identity, settings.terms, _boot_seconds, metrics.leader.set)
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 def _boot_seconds() -> float:
     # Unlike monotonic(), this clock counts while the machine is suspended, as a Lease does.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -141,8 +141,8 @@ async def _run(
     controller: Controller,
     autoscaler: Autoscaler,
     leadership: Leadership | SoleLeadership,
-    registry: kopf.OperatorRegistry,
-    kopf_options: kopf.OperatorSettings,
+    cache: InformerCache,
+    watches: Watches,
 ) -> None:
     # A thread for each worker, the resync and the two loops of scrapes, and some to resolve names. Python's default
     # depends on the machine.
@@ -156,9 +156,20 @@ async def _run(
         # It sizes only fleets registered by a reconcile: a standby decides nothing.
         asyncio.create_task(autoscaler.run(), name="autoscaler"),
     ]
+
+    async def keep_watching() -> None:
+        # kopf looks up the watched kinds only once: without the CRD it would never watch them.
+        await controller.listed.wait()
+        await watch(settings, controller.queue, cache, watches, watches_open)
+
+    async def restore_signal_handlers() -> None:
+        # kopf replaces them when it starts.
+        await watches_open.wait()
+        _stop_on_signals(stopped)
+
     stopping = asyncio.create_task(stopped.wait(), name="stop")
-    signals = asyncio.create_task(_restore_signal_handlers(watches_open, stopped), name="signals")
-    watching = asyncio.create_task(_watch(settings, controller, registry, kopf_options, watches_open), name="watches")
+    signals = asyncio.create_task(restore_signal_handlers(), name="signals")
+    watching = asyncio.create_task(keep_watching(), name="watches")
     try:
         await asyncio.wait({stopping, watching, *background}, return_when=asyncio.FIRST_COMPLETED)
         for task in background:
@@ -181,32 +192,6 @@ async def _run(
 def _stop_on_signals(stopped: asyncio.Event) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-
-
-async def _restore_signal_handlers(watches_open: asyncio.Event, stopped: asyncio.Event) -> None:
-    """Restore the signal handlers, which kopf replaces when it starts."""
-    await watches_open.wait()
-    _stop_on_signals(stopped)
-
-
-async def _watch(
-    settings: Settings,
-    controller: Controller,
-    registry: kopf.OperatorRegistry,
-    kopf_options: kopf.OperatorSettings,
-    watches_open: asyncio.Event,
-) -> None:
-    """Run kopf, which feeds the cache and the queue."""
-    # kopf looks up the watched kinds only once: without the CRD it would never watch them.
-    await controller.listed.wait()
-    await kopf.operator(
-        registry=registry,
-        settings=kopf_options,
-        standalone=True,
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        ready_flag=watches_open,
-    )
 
 
 def _abort(task: asyncio.Task[Any]) -> NoReturn:

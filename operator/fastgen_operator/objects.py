@@ -19,10 +19,9 @@ def fingerprint(value: Any) -> str:
 
 
 def template_digest(workload: Object) -> str:
-    """Return a hash of a workload's pod template.
+    """Return a hash of a workload's pod template, equal for a Deployment and the ReplicaSet of its newest template.
 
-    It is equal for a Deployment and the ReplicaSet of its newest template. The cache stores this digest in place of a
-    ReplicaSet's template.
+    The cache stores this digest in place of a ReplicaSet's template.
     """
     spec = workload["spec"]
     if TEMPLATE_DIGEST in spec:
@@ -31,6 +30,11 @@ def template_digest(workload: Object) -> str:
     # The Deployment controller adds this label to the ReplicaSet's template only.
     labels = {name: value for name, value in metadata.get("labels", {}).items() if name != TEMPLATE_LABEL}
     return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
+
+
+def version_of(obj: Object) -> int:
+    """Return the object's resource version."""
+    return int(obj["metadata"]["resourceVersion"])
 
 
 def annotations_of(obj: Object) -> dict[str, str]:

@@ -1,6 +1,4 @@
-"""The chart's test.
-
-Apply a FastGenDeployment without replicas, read back what the operator writes, and delete it.
+"""The chart's test: apply a FastGenDeployment without replicas, read the operator's status, and delete it.
 
 python -m fastgen_operator.round_trip --namespace NAMESPACE --name NAME [--operator-class CLASS]
 """
@@ -37,10 +35,7 @@ def resource(namespace: str, name: str, operator_class: str | None) -> Object:
 
 
 def wait_for_status(server: ApiServer, namespace: str, name: str, seconds: float) -> Object:
-    """Return the resource once its status is about its present spec.
-
-    Raises RoundTripFailed after `seconds` of waiting.
-    """
+    """Return the resource once its status is about its present spec; raise RoundTripFailed after `seconds`."""
     for _ in range(int(seconds / _POLL_SECONDS)):
         found: Object = server.request("GET", FASTGEN.path(namespace, name))
         status: Object = found.get("status", {})

@@ -1,8 +1,7 @@
 """Co-location: all pods that mount a ReadWriteOnce volume run on the one node that it is attached to.
 
-The scheduler does not know where such a volume is attached, and places pods on nodes that cannot mount it. So the pods
-require each other's node. The first of them fits its own requirement and may run anywhere; when all of them are gone,
-the next first one chooses again.
+The scheduler does not know where such a volume is attached, and places pods on nodes that cannot mount it. So each pod
+requires the node of the others. The first pod meets its own requirement and may run anywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from fastgen_operator.children.model_source import is_downloaded
 from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
 from fastgen_operator.pods import has_ended, is_terminating, node_of, unschedulable_pods
 
+# Reason of conditions: a pod waits, because the node that has the volume does not accept it.
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"
-"""Reason of conditions: a pod waits, because the node that has the volume does not accept it."""
-
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -26,10 +24,7 @@ class ColocationError(ValueError):
 
 
 def runs_on_one_node(spec: Spec) -> bool:
-    """Return whether all replicas must run on one node.
-
-    They must if their volume can be attached to only one node at a time.
-    """
+    """Return whether all replicas must run on one node, because their volume is attached to one node at a time."""
     return is_downloaded(spec) and spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce"
 
 
@@ -54,20 +49,14 @@ def colocate(name: str, pod: Object) -> Object:
 
 
 def volume_nodes(spec: Spec, pods: Iterable[Object]) -> tuple[str, ...]:
-    """Return the names of the nodes whose pods hold the ReadWriteOnce volume.
-
-    Normally that is one. It is empty if any node will do.
-    """
+    """Return the nodes whose pods hold the ReadWriteOnce volume: normally one, none if pods may run on any."""
     if not runs_on_one_node(spec):
         return ()
     return tuple(sorted({node_of(pod) for pod in pods if node_of(pod) and not has_ended(pod)}))
 
 
 def pods_without_room(spec: Spec, pods: Iterable[Object]) -> tuple[Object, ...]:
-    """Return the pods that do not fit on the node of the volume.
-
-    They will not fit either when terminating pods have left it.
-    """
+    """Return the pods that do not fit on the node of the volume, even when terminating pods have left it."""
     pods = tuple(pods)
     if not volume_nodes(spec, pods) or any(is_terminating(pod) and node_of(pod) for pod in pods):
         return ()

@@ -1,7 +1,4 @@
-"""NetworkPolicies: ingress to the engines and egress from them.
-
-NetworkPolicies are additive: a user can allow more with another policy.
-"""
+"""NetworkPolicies of the engines. They are additive: a user can allow more with another policy."""
 
 from __future__ import annotations
 

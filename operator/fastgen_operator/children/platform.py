@@ -87,14 +87,9 @@ class PodSettings:
 
     @property
     def egress(self) -> list[dict[str, Any]]:
-        """NetworkPolicy egress rules to the proxies.
-
-        A name can have any address, so only its port is restricted.
-        """
+        """NetworkPolicy egress rules to the proxies. A name can have any address, so only its port is restricted."""
         rules = []
-        for url in dict.fromkeys((self.http_proxy, self.https_proxy)):
-            if not url:
-                continue
+        for url in dict.fromkeys(filter(None, (self.http_proxy, self.https_proxy))):
             parts = urlsplit(url)
             rule: dict[str, Any] = {"ports": [{"port": parts.port or _PORTS[parts.scheme], "protocol": "TCP"}]}
             if (block := _as_block(parts.hostname or "")) is not None:

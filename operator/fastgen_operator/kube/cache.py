@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Final
 
 from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube.compact import compact
-
-_EMPTY: Final[dict[str, Object]] = {}
+from fastgen_operator.objects import version_of
 
 
 class InformerCache:
@@ -41,7 +39,7 @@ class InformerCache:
     def remove(self, kind: Kind, obj: Object) -> None:
         """Remove a deleted object; its resource version is that of the deletion, or the last one known."""
         with self._lock:
-            self._store(kind).remove(_key(obj), _version(obj))
+            self._store(kind).remove(_key(obj), version_of(obj))
 
     def replace(self, kind: Kind, namespace: str | None, objects: Iterable[Object], version: str) -> set[Key]:
         """Replace the objects of a kind with a list made at that version.
@@ -65,7 +63,7 @@ class InformerCache:
     def owned(self, kind: Kind, key: Key) -> list[Object]:
         """Return the objects of that kind with the owner label of one FastGenDeployment, by name."""
         with self._lock:
-            return [obj for _, obj in sorted(self._store(kind).by_owner.get(key, _EMPTY).items())]
+            return [obj for _, obj in sorted(self._store(kind).by_owner.get(key, {}).items())]
 
     def resources(self) -> list[Key]:
         """Return the keys of all FastGenDeployments."""
@@ -78,19 +76,13 @@ class InformerCache:
             return sum(len(store.objects) for store in self._stores.values())
 
     def _known(self, kind: Kind, obj: Object) -> Object | None:
-        """Return the cached object if it is of the same version.
-
-        Most events of a watch show the operator's own writes, and most of a list is known.
-        """
+        """Return the cached object if it has the same version, as for most of a list and the operator's own writes."""
         with self._lock:
             cached = self._store(kind).objects.get(_key(obj))
-        return cached if cached is not None and _version(cached) == _version(obj) else None
+        return cached if cached is not None and version_of(cached) == version_of(obj) else None
 
     def _store(self, kind: Kind) -> _Store:
-        store = self._stores.get(kind)
-        if store is None:
-            store = self._stores[kind] = _Store(kind)
-        return store
+        return self._stores.get(kind) or self._stores.setdefault(kind, _Store(kind))
 
 
 class _Store:
@@ -107,9 +99,9 @@ class _Store:
 
     def put(self, obj: Object) -> bool:
         """Store the object; return whether it was new or newer."""
-        key, version = _key(obj), _version(obj)
+        key, version = _key(obj), version_of(obj)
         before = self.objects.get(key)
-        if version <= (self._deleted_until(key) if before is None else _version(before)):
+        if version <= (self._deleted_until(key) if before is None else version_of(before)):
             return False
         self._drop(key)
         self.objects[key] = obj
@@ -119,7 +111,7 @@ class _Store:
 
     def remove(self, key: Key, version: int) -> None:
         before = self.objects.get(key)
-        if before is not None and _version(before) > version:
+        if before is not None and version_of(before) > version:
             return
         self._deleted[key] = max(version, self._deleted.get(key, 0))
         self._drop(key)
@@ -132,7 +124,7 @@ class _Store:
         gone = [
             obj
             for key, obj in self.objects.items()
-            if key not in present and namespace in (None, key[0]) and _version(obj) <= version
+            if key not in present and namespace in (None, key[0]) and version_of(obj) <= version
         ]
         for obj in gone:
             self.remove(_key(obj), version)
@@ -174,7 +166,3 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
 
 def _key(obj: Object) -> Key:
     return obj["metadata"]["namespace"], obj["metadata"]["name"]
-
-
-def _version(obj: Object) -> int:
-    return int(obj["metadata"]["resourceVersion"])

@@ -92,9 +92,7 @@ class KubeClient:
         return live
 
     def replace_managers(self, kind: Kind, live: Object, managed_fields: builtins.list[dict[str, Any]]) -> None:
-        """Replace the object's `managedFields`, and remove its fingerprint.
-
-        Without a fingerprint the next apply is not skipped.
+        """Replace the object's `managedFields`, and remove its fingerprint, so that the next apply is not skipped.
 
         Raises:
             KubeError: with status 409 if the object changed since it was read.
@@ -245,10 +243,7 @@ def _path(kind: Kind, obj: Object, subresource: str | None = None) -> str:
 
 
 def _replacing(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that makes `new` out of `old`.
-
-    It names the fields to remove, and replaces lists.
-    """
+    """Return the merge patch that makes `new` out of `old`, with the fields to remove and with whole lists."""
     kept = {
         name: _replacing(old[name], value) if isinstance(value, dict) and isinstance(old.get(name), dict) else value
         for name, value in new.items()

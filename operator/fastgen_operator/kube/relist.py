@@ -9,7 +9,8 @@ from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
+from fastgen_operator.kube.watch_health import Watches, uid_of
+from fastgen_operator.objects import version_of
 
 
 @dataclass(frozen=True, slots=True)

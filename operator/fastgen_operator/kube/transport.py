@@ -50,11 +50,12 @@ class KubeError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the server rejected the request, rather than failed or was busy.
+        """Whether the server rejected the object, rather than failed, was busy, or is deleting the namespace.
 
         An unreachable admission webhook counts as a rejection: it lasts until the webhook is repaired or removed.
         """
-        return self.status in _REFUSALS or any(words in str(self) for words in _REFUSED_WITH_500)
+        refuses = self.status in _REFUSALS or any(words in str(self) for words in _REFUSED_WITH_500)
+        return refuses and not self.is_namespace_leaving
 
 
 def connect(connections: int = 1) -> ApiClient:

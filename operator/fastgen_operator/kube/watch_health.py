@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastgen_operator.kinds import Kind, Object
+from fastgen_operator.objects import version_of
 
 
 class Watches:
@@ -51,10 +52,9 @@ class Watches:
                 self._watches[kind, scope].compare(versions, now)
 
     def behind(self) -> float:
-        """Return the longest time in which a watch delivered nothing but should have.
+        """Return the longest time in which a watch delivered nothing, although a list shows new versions; else 0.
 
-        A list shows that there were events to deliver. 0 if there is no such watch. A watch that lags behind but
-        delivers events makes progress.
+        A watch that lags behind but delivers events makes progress.
         """
         with self._lock:
             silent = [watch.silent_since() for watch in self._watches.values() if watch.missing]
@@ -62,10 +62,7 @@ class Watches:
 
 
 class _Watch:
-    """The watch of one kind.
-
-    Holds the delivered versions, and the missing ones with the time of the list that showed them.
-    """
+    """The delivered versions of one watch, and the missing ones with the time of the list that showed them."""
 
     def __init__(self, delivered_at: float) -> None:
         self.missing: dict[str, tuple[int, float]] = {}
@@ -101,8 +98,3 @@ class _Watch:
 def uid_of(obj: Object) -> str:
     """Return the object's uid, which differs from that of a later object of the same name."""
     return str(obj["metadata"]["uid"])
-
-
-def version_of(obj: Object) -> int:
-    """Return the object's resource version."""
-    return int(obj["metadata"]["resourceVersion"])

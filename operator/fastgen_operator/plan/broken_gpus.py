@@ -1,8 +1,8 @@
 """Replacement of pods whose GPU failed. Pure.
 
-The kubelet restarts an engine in its pod, so on the same GPU. Only a new pod gets another one. The last replacement is
-in `status.lastReplacement`. It is written before the pod is deleted, so an operator that ends in between neither
-forgets it nor deletes a second pod. See docs/decisions/039.
+The kubelet restarts an engine in its pod, so on the same GPU; only a new pod gets another one. The last replacement is
+written to `status.lastReplacement` before the pod is deleted, so an operator that is stopped in between neither forgets
+it nor deletes a second pod. See docs/decisions/039.
 """
 
 from __future__ import annotations

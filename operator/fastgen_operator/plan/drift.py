@@ -48,7 +48,7 @@ def list_keys(part: str) -> dict[str, Any] | None:
 
 
 def _lost(wanted: Any, owned: Mapping[str, Any], live: Any, path: str) -> str | None:
-    """Return the path of the first field of `wanted` that is not in the set `owned`; an empty set is a whole value."""
+    """Return the path of the first field of `wanted` that is not in the set `owned`; an empty set owns the value."""
     if owned and isinstance(wanted, dict):
         return _lost_from_map(wanted, owned, live, path)
     if owned and isinstance(wanted, list):
@@ -84,10 +84,10 @@ def _lost_from_list(wanted: list[Any], owned: Mapping[str, Any], path: str) -> s
 
 
 def _label(name: str, item: Any) -> str | None:
-    """Return how to call the list item if `name` is its place in a field set, else None.
+    """Return the list item's name in a message if `name` is its entry in a field set, else None.
 
-    An associative list's item is named by its keys, `k:{"containerPort":8000,"protocol":"TCP"}`, of which the manifest
-    may leave those out that have a default; a set's item by its value, `v:"x"`.
+    The entry of an item in an associative list has its keys, `k:{"containerPort":8000,"protocol":"TCP"}`; the manifest
+    may omit keys that have a default. The entry of an item in a set has its value, `v:"x"`.
     """
     keys = _parsed(name)
     if not isinstance(keys, dict):

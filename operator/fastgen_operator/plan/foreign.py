@@ -36,9 +36,8 @@ _APPLIED: Final[Path] = ("f:metadata", "f:annotations", f"f:{APPLIED_ANNOTATION}
 class ForeignField:
     """A field of the pod template that another manager added.
 
-    Attributes:
-        conflicts: whether it has to be removed: it changes where the pods run or what the engine does, or belongs to an
-            older template.
+    `conflicts` tells whether it has to be removed: it changes where the pods run or what the engine does, or belongs to
+    an older template.
     """
 
     manager: str
@@ -66,11 +65,7 @@ def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
 
 
 def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[str, Any]]:
-    """Return the Deployment's `managedFields` with those fields moved to the operator's entry.
-
-    Args:
-        deployment: as the API server returned it, with all its entries.
-    """
+    """Return the `managedFields` of a live, uncached Deployment with those fields moved to the operator's entry."""
     paths = [field.path for field in fields]
     taken: dict[str, Any] = {}
     others = []

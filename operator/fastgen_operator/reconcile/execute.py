@@ -74,7 +74,8 @@ class PlanExecutor:
             observed = self._apply_all(plan, observed, outcome)
         finally:
             if outcome.created:
-                self._announce(observed, f"{_list(outcome.created)} created")
+                *others, last = outcome.created
+                self._announce(observed, f"{', '.join(others)} and {last} created" if others else f"{last} created")
         for end in plan.ends:
             if (ended := self.client.end_job(end.job)) is not None:
                 self._announce(observed, f"Job {name_of(end.job)} {end.why}")
@@ -83,7 +84,7 @@ class PlanExecutor:
             try:
                 observed = self._delete(delete, observed)
             except KubeError as error:
-                if not error.is_refusal or error.is_namespace_leaving:
+                if not error.is_refusal:
                     raise
                 words = f"deleting the {delete.kind.name} {name_of(delete.child)} was refused: {error}"
                 outcome.problems.append(Problem("ApplyRefused", words))
@@ -141,7 +142,7 @@ class PlanExecutor:
         except KubeError as error:
             if error.status == 404 and apply.kind in OPTIONAL_KINDS:
                 return observed  # its CRD was removed
-            if not error.is_refusal or error.is_namespace_leaving:
+            if not error.is_refusal:
                 raise
             outcome.problems.append(_refused(apply, error, observed))
             return observed if apply.instead is None else self._apply(apply.instead, observed, (), outcome)
@@ -160,7 +161,7 @@ class PlanExecutor:
         try:
             self.client.annotate(POD, deletion_cost.pod, {DELETION_COST: deletion_cost.cost})
         except KubeError as error:
-            if not error.is_refusal or error.is_namespace_leaving:
+            if not error.is_refusal:
                 raise
             # Continue: without the cost another pod may be deleted, but without the next write none is.
             logger.warning("%s/%s: writing a pod's deletion cost: %s", *observed.key, error)
@@ -218,11 +219,6 @@ def _refused(apply: Apply, error: KubeError, observed: Observed) -> Problem:
         if words is not None:
             return Problem("PodTemplateRefused", words)
     return Problem("ApplyRefused", f"the {apply.kind.name} was refused: {error}")
-
-
-def _list(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _never_converges(apply: Apply) -> Problem:

@@ -25,10 +25,7 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_clas
 
 
 def needs_reconciles(resource: Object, operator_class: str | None) -> bool:
-    """Return whether the resource is of this operator's class, and is not being deleted.
-
-    A resource that is being deleted needs nothing: the garbage collector follows the owner references.
-    """
+    """Return whether the resource is of this operator's class, and not left to the garbage collector."""
     return resource["spec"].get("operatorClass") == operator_class and not resource["metadata"].get("deletionTimestamp")
 
 

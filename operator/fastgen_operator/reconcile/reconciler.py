@@ -85,7 +85,8 @@ class Reconciler:
             KubeError: the API server failed, or another writer came first; to be retried. If this lasts, the status
                 reports it.
         """
-        memory = self._memory(key)
+        if (memory := self._memories.get(key)) is None:
+            memory = self._memories[key] = _Memory(self.client, self.now)
         try:
             problem = self._reconcile(key, memory)
         except Exception as error:
@@ -105,7 +106,12 @@ class Reconciler:
         for key in keys:
             began = time.perf_counter()
             observed = observe(self.cache, key, platform.kinds, self.operator_class)
-            if observed is None or not self._memory(key).settled.is_settled(self._inputs(observed, platform), now):
+            memory = self._memories.get(key)
+            if (
+                observed is None
+                or memory is None
+                or not memory.settled.is_settled(self._inputs(observed, platform), now)
+            ):
                 found.append(key)
             else:
                 self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
@@ -115,10 +121,6 @@ class Reconciler:
         """Return the seconds until a schedule starts or ends or a pod may be replaced; None if nothing is due."""
         memory = self._memories.get(key)
         return None if memory is None or memory.due is None else (memory.due - self.now()).total_seconds()
-
-    def _memory(self, key: Key) -> _Memory:
-        memory = self._memories.get(key)
-        return self._memories.setdefault(key, _Memory(self.client, self.now)) if memory is None else memory
 
     def _reconcile(self, key: Key, memory: _Memory) -> Problem | None:
         platform, now = self.platform(), self.now()
@@ -136,17 +138,17 @@ class Reconciler:
         observed = replace(observed, at=now)
         spec = parse_spec(observed.resource)
         if isinstance(spec, Problem):
-            self._write_status(observed, build_status(None, observed, spec, now))
+            self._write_status(observed, build_status(None, observed, spec, now), memory)
             return spec
         observed = replace(observed, pod_failures=memory.pod_events.failures(observed, now))
-        observed = self._settle(spec, observed)
+        observed = self._settle(spec, observed, now, memory)
         plan = make_plan(spec, observed, platform)
         if plan.names_to_look_up and not self._is_live(observed):
             # The deletion of its children arrived before its own, or another operator has just taken it over.
             return None
         # What is looked up is in no watch: a later reconcile has to look it up again.
         is_in_cache = not plan.names_to_look_up
-        if (complete := self._fetch(plan, spec, observed)) is not observed:
+        if (complete := self._fetch(plan, spec, observed, memory)) is not observed:
             observed = complete
             plan = make_plan(spec, observed, platform)
         try:
@@ -158,7 +160,7 @@ class Reconciler:
             return None
         observed = replace(observed, rewritten=plan.rewritten)
         status = build_status(spec, observed, problem, now)
-        is_written = self._write_status(observed, status)
+        is_written = self._write_status(observed, status, memory)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in observed.supply)
         is_done = plan.writes_nothing and not is_written
@@ -183,16 +185,15 @@ class Reconciler:
         problem = _failure_problem(observed.resource, error)
         spec = parse_spec(observed.resource)
         try:
-            if isinstance(spec, Problem):
-                status = build_status(None, observed, problem, now)
-            else:
-                status = build_status(spec, self._settle(spec, observed), problem, now)
+            valid = None if isinstance(spec, Problem) else spec
+            settled = observed if valid is None else self._settle(valid, observed, now, memory)
+            status = build_status(valid, settled, problem, now)
         except Exception:
             # The status of the children may be what fails.
             logger.exception("%s/%s: computing the status", *key)
             status = build_status(None, observed, problem, now)
         try:
-            self._write_status(observed, status)
+            self._write_status(observed, status, memory)
         except KubeError as also:
             logger.debug("%s/%s: reporting a failure: %s", *key, also)
 
@@ -202,64 +203,56 @@ class Reconciler:
         self.watchlist.forget(key)
         self.metrics.forget(key)
 
-    def _settle(self, spec: Spec, observed: Observed) -> Observed:
-        """Add what the autoscaler knows, and the desired replicas; register the fleet with the autoscaler."""
-        uid = observed.resource["metadata"]["uid"]
-        observed = replace(observed, timetable=timetable(spec.autoscaling, observed.at or self.now()))
+    def _settle(self, spec: Spec, observed: Observed, now: datetime, memory: _Memory) -> Observed:
+        """Add the autoscaler's measurements and decision, and the desired replicas; register the fleet with it."""
+        uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
+        observed = replace(observed, timetable=timetable(spec.autoscaling, now))
         times = (observed.timetable.due, next_replacement(spec, observed))
-        self._memory(observed.key).due = min((time for time in times if time is not None), default=None)
-        record = self.watchlist.lookup(observed.key, uid)
-        if record is not None:
-            observed = replace(observed, speeds=record.speeds)
-        if record is not None and spec.autoscaling is not None:
+        memory.due = min((time for time in times if time is not None), default=None)
+        if (record := self.watchlist.lookup(observed.key, uid)) is not None:
+            decision = record.decision if is_autoscaled and record.mode == mode_of(spec) else None
             # The samples of other fleets are too old to order their pods.
-            observed = replace(observed, in_flight_tokens=record.in_flight_tokens)
-            if record.mode == mode_of(spec):
-                observed = replace(observed, decision=record.decision)
+            tokens = record.in_flight_tokens if is_autoscaled else {}
+            observed = replace(observed, speeds=record.speeds, decision=decision, in_flight_tokens=tokens)
         observed = settle_replicas(spec, observed)
-        period = self.watchlist.scrape_seconds * (1 if spec.autoscaling is not None else FIXED_PERIODS)
+        period = self.watchlist.scrape_seconds * (1 if is_autoscaled else FIXED_PERIODS)
         subject = subject_of(spec, observed, period, self.watchlist.known_starts(observed.key, uid))
         self.watchlist.register(observed.key, subject)
-        return replace(observed, supply=subject.supply((observed.at or self.now()).timestamp()))
+        return replace(observed, supply=subject.supply(now.timestamp()))
 
     def _is_live(self, observed: Observed) -> bool:
         """Return whether this resource, with the same uid, still exists and is still this operator's."""
         live = self.client.get(FASTGEN, *observed.key)
-        if live is None or not needs_reconciles(live, self.operator_class):
-            return False
-        return bool(live["metadata"]["uid"] == observed.resource["metadata"]["uid"])
+        same = live is not None and live["metadata"]["uid"] == observed.resource["metadata"]["uid"]
+        return live is not None and same and needs_reconciles(live, self.operator_class)
 
-    def _fetch(self, plan: Plan, spec: Spec, observed: Observed) -> Observed:
+    def _fetch(self, plan: Plan, spec: Spec, observed: Observed, memory: _Memory) -> Observed:
         """Add what the plan needs to know; return the same object if there is nothing to add."""
         namespace, name = observed.key
         for kind, child in plan.names_to_look_up:
             if (live := self.client.get(kind, namespace, child)) is not None:
                 observed = settle_replicas(spec, observed.with_child(kind, live))
-        if plan.loads_to_read and self._memory(observed.key).executor.is_due(plan, observed):
+        if plan.loads_to_read and memory.executor.is_due(plan, observed):
             loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
             observed = replace(observed, in_flight_tokens=loads)
         return observed
 
-    def _write_status(self, observed: Observed, status: dict[str, Any]) -> bool:
+    def _write_status(self, observed: Observed, status: dict[str, Any], memory: _Memory) -> bool:
         """Export the conditions as metrics; write a changed status, and Events for its transitions.
 
-        Returns:
-            Whether it has changed.
+        Return whether it has changed.
         """
         shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
         self.metrics.set_conditions(observed.key, shown)
         if status == observed.resource.get("status"):
             return False
-        makers = (schedule_notice, scaling_notice, transition_notice)
-        notices = [make(observed.resource, status) for make in makers]
+        notices = [make(observed.resource, status) for make in (schedule_notice, scaling_notice, transition_notice)]
         if self.client.patch_status(observed.resource, status) is None:
             logger.debug("%s/%s: deleted during its reconcile", *observed.key)
             return True
-        for notice in notices:
-            if notice is None:
-                continue
+        for notice in filter(None, notices):
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
-            self._memory(observed.key).recorder.record(observed.resource, notice, self.now())
+            memory.recorder.record(observed.resource, notice, self.now())
         return True
 
 
@@ -268,9 +261,8 @@ def _failure_problem(resource: Object, error: Exception) -> Problem:
 
     Messages of errors can differ in a version or a time, and each new message would be one more write.
     """
-    for condition in resource.get("status", {}).get("conditions", ()):
-        generation = resource["metadata"]["generation"]
-        if condition["reason"] == "ReconcileFailed" and condition["observedGeneration"] == generation:
-            return Problem("ReconcileFailed", condition["message"])
     words = str(error) if isinstance(error, KubeError) else f"{type(error).__name__}: {error}"
-    return Problem("ReconcileFailed", f"{words}; the operator retries")
+    about = ("ReconcileFailed", resource["metadata"]["generation"])
+    shown = resource.get("status", {}).get("conditions", ())
+    earlier = (each["message"] for each in shown if (each["reason"], each["observedGeneration"]) == about)
+    return Problem("ReconcileFailed", next(earlier, f"{words}; the operator retries"))

@@ -1,7 +1,4 @@
-"""The loops around `reconcile`.
-
-Workers process the queue, and a periodic resync fills it.
-"""
+"""The loops around `reconcile`: workers process the queue, and a periodic resync fills it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fastgen_operator.kinds import Key
 from fastgen_operator.kube.cache import InformerCache
@@ -30,57 +28,46 @@ logger = logging.getLogger(__name__)
 _ROUNDS = 3
 
 
+@dataclass(slots=True)
 class Controller:
     """Reconciles queued resources, and all resources periodically, while this operator leads.
 
     A standby does everything else: its queue is filled and its watches are open when it takes over.
 
-    Args:
+    Attributes:
         progress: steps of the threads that reconcile and list.
         clock: monotonic seconds.
-
-    Attributes:
         listed: set after the first complete list: the CRD exists, and reconciles may start.
         queue: the resources to reconcile.
         heartbeat: progress of the loops, for the liveness probe.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        cache: InformerCache,
-        relister: Relister,
-        reconciler: Reconciler,
-        discovery: Discovery,
-        metrics: Metrics,
-        leadership: Leadership | SoleLeadership,
-        watches: Watches,
-        progress: Progress,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._settings = settings
-        self._cache, self._relister = cache, relister
-        self._reconciler = reconciler
-        self._discovery = discovery
-        self._metrics = metrics
-        self._leadership = leadership
-        self.queue = WorkQueue(
-            first=settings.retry_seconds,
-            limit=settings.retry_limit_seconds,
-            jitter=random.random,
-            clock=clock,
-        )
-        self.listed = asyncio.Event()
-        self._watches = watches
-        self._progress = progress
-        self._resync_step_at = self._clock()
-        self._led_since: float | None = None
-        self._running: set[Key] = set()
-        self._workers: list[asyncio.Task[None]] = []
-        self._busy: set[asyncio.Task[None]] = set()
-        self._is_closing = False
-        self._not_before = 0.0
+    settings: Settings
+    cache: InformerCache
+    relister: Relister
+    reconciler: Reconciler
+    discovery: Discovery
+    metrics: Metrics
+    leadership: Leadership | SoleLeadership
+    watches: Watches
+    progress: Progress
+    clock: Callable[[], float] = time.monotonic
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
+    queue: WorkQueue = field(init=False)
+    heartbeat: Heartbeat = field(init=False)
+    _resync_step_at: float = field(init=False)
+    _led_since: float | None = None
+    _running: set[Key] = field(default_factory=set)
+    _workers: list[asyncio.Task[None]] = field(default_factory=list)
+    _busy: set[asyncio.Task[None]] = field(default_factory=set)
+    _is_closing: bool = False
+    _not_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        settings, progress, clock = self.settings, self.progress, self.clock
+        self._resync_step_at = clock()
+        first, limit = settings.retry_seconds, settings.retry_limit_seconds
+        self.queue = WorkQueue(first=first, limit=limit, jitter=random.random, clock=clock)
         resyncs = max(_ROUNDS * settings.resync_seconds, settings.stall_seconds)
         self.heartbeat = Heartbeat(
             clock,
@@ -88,23 +75,23 @@ class Controller:
                 Sign("resyncSeconds", self._resync_age, resyncs),
                 Sign("queueSeconds", self._queue_age, settings.stall_seconds),
                 Sign("reconcileSeconds", lambda: progress.stuck("reconcile"), settings.stall_seconds),
-                Sign("watchSeconds", self._watches.behind, resyncs),
+                Sign("watchSeconds", self.watches.behind, resyncs),
             ),
             loop_limit=settings.stall_seconds,
         )
         # Settled resources count as reconciled without a worker, so the number of reconciles does not show that workers
         # hang. The ages of resyncs and watches grow between two events, and say nothing in an alert.
-        metrics.stalled_seconds.set_function(lambda: self.heartbeat.stalled(("queueSeconds", "reconcileSeconds")))
+        self.metrics.stalled_seconds.set_function(lambda: self.heartbeat.stalled(("queueSeconds", "reconcileSeconds")))
 
     def check_ready(self) -> dict[str, float]:
         """Return the readiness probe's values; raise Stalled before the first complete list."""
         if not self.listed.is_set():
             raise Stalled("the cluster could not be listed yet; see the log")
-        return {"leads": float(self._leadership.holds())}
+        return {"leads": float(self.leadership.holds())}
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the loops; they run until cancelled."""
-        self._workers = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self._settings.workers)]
+        self._workers = [asyncio.create_task(self._work(), name=f"worker {n}") for n in range(self.settings.workers)]
         return [
             *self._workers,
             asyncio.create_task(self._resync(), name="resync"),
@@ -128,60 +115,59 @@ class Controller:
     async def _work(self) -> None:
         # Before the first list, an empty cache does not mean an empty cluster.
         await self.listed.wait()
-        await self._leadership.wait()
+        await self.leadership.wait()
         if self._led_since is None:
-            self._led_since = self._clock()
+            self._led_since = self.clock()
         task = asyncio.current_task()
         assert task is not None
         while not self._is_closing:
             await self._wait_for_backoff()
             key = await self.queue.take()
             self._busy.add(task)
-            error = await self._reconcile(key)
+            retry_after = await self._reconcile(key)
             self._busy.discard(task)
-            self.queue.add_after(key, self._reconciler.seconds_until_due(key))
-            if error is None:
+            self.queue.add_after(key, self.reconciler.seconds_until_due(key))
+            if retry_after is None:
                 self.queue.done(key)
             else:
-                self.queue.retry(key, after=error.retry_after)
+                self.queue.retry(key, after=retry_after)
 
-    async def _reconcile(self, key: Key) -> KubeError | None:
-        """Reconcile a resource; return an error to retry, or None."""
+    async def _reconcile(self, key: Key) -> float | None:
+        """Reconcile a resource; return the least seconds until a retry, or None if it needs none."""
         logger.debug("%s/%s: reconcile", *key)
         self._running.add(key)
         try:
-            with self._metrics.reconcile_seconds.time():
-                problem = await asyncio.to_thread(self._progress.run, "reconcile", self._reconciler.reconcile, key)
+            with self.metrics.reconcile_seconds.time():
+                problem = await asyncio.to_thread(self.progress.run, "reconcile", self.reconciler.reconcile, key)
         except KubeError as error:
-            self._metrics.errors.inc()
+            self.metrics.errors.inc()
             logger.warning("%s/%s: reconciling: %s", *key, error)
             self._back_off(error)
-            return error
-        except Exception as error:
+            return error.retry_after
+        except Exception:
             # A failure of one resource must not stop the worker.
-            self._metrics.errors.inc()
+            self.metrics.errors.inc()
             logger.exception("%s/%s: reconciling", *key)
-            return KubeError(0, str(error))
+            return 0.0
         finally:
             self._running.discard(key)
-        return None if problem is None else KubeError(0, problem.message)
+        return None if problem is None else 0.0
 
     async def _resync(self) -> None:
-        interval, retry = self._settings.resync_seconds, self._settings.retry_seconds
-        pause = retry
-        next_list = self._clock()
+        interval, retry = self.settings.resync_seconds, self.settings.retry_seconds
+        pause, next_list = retry, self.clock()
         while True:
             try:
                 await self._wait_for_backoff()
-                self._resync_step_at = self._clock()
+                self._resync_step_at = self.clock()
                 # Before any reconcile: the platform decides which children are written.
-                changed = await asyncio.to_thread(self._progress.run, "list", self._discovery.refresh)
-                if changed or self._clock() >= next_list:
+                changed = await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh)
+                if changed or self.clock() >= next_list:
                     await self._relist()
-                    next_list = self._clock() + self._settings.relist_seconds
+                    next_list = self.clock() + self.settings.relist_seconds
                 # In one thread for all: handing each to a worker takes longer than to see that nothing has changed.
-                unsettled = self._reconciler.unsettled
-                for key in await asyncio.to_thread(self._progress.run, "list", unsettled, self._cache.resources()):
+                unsettled = self.reconciler.unsettled
+                for key in await asyncio.to_thread(self.progress.run, "list", unsettled, self.cache.resources()):
                     self.queue.add(key)
                 self.listed.set()
                 pause = retry
@@ -195,25 +181,25 @@ class Controller:
 
     async def _relist(self) -> None:
         """Correct the cache, and queue the resources for which it was wrong, deleted ones included."""
-        for key in await asyncio.to_thread(self._progress.run, "list", self._relister.relist):
+        for key in await asyncio.to_thread(self.progress.run, "list", self.relister.relist):
             self.queue.add(key)
 
     async def _beat(self) -> None:
         while True:
             self.heartbeat.beat()
-            await asyncio.sleep(min(1.0, self._settings.stall_seconds / 4))
+            await asyncio.sleep(min(1.0, self.settings.stall_seconds / 4))
 
     def _back_off(self, error: KubeError) -> None:
         """Delay all reconciles by Retry-After, not only that of the resource that received it."""
-        self._not_before = max(self._not_before, self._clock() + error.retry_after)
+        self._not_before = max(self._not_before, self.clock() + error.retry_after)
 
     async def _wait_for_backoff(self) -> None:
-        while (pause := self._not_before - self._clock()) > 0:
+        while (pause := self._not_before - self.clock()) > 0:
             await asyncio.sleep(pause)
 
     def _resync_age(self) -> float:
         """Return the time since the last step of the resync, seconds. A failed list is a step: it is retried."""
-        return self._clock() - max(self._resync_step_at, self._progress.last("list"))
+        return self.clock() - max(self._resync_step_at, self.progress.last("list"))
 
     def _queue_age(self) -> float:
         """Return the seconds in which resources waited and no worker made a step.
@@ -222,5 +208,5 @@ class Controller:
         """
         if self._led_since is None or not (wait := self.queue.oldest_wait()):
             return 0.0
-        since = max(self._led_since, self._not_before, self._progress.last("reconcile"))
-        return max(0.0, min(wait, self._clock() - since))
+        since = max(self._led_since, self._not_before, self.progress.last("reconcile"))
+        return max(0.0, min(wait, self.clock() - since))

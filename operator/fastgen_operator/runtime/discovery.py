@@ -1,7 +1,4 @@
-"""Discovers which optional kinds the cluster serves.
-
-Their CRDs can be installed or removed at any time.
-"""
+"""Discovers which optional kinds the cluster serves: their CRDs can be installed or removed at any time."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Discovery:
-    """The platform with the optional kinds that were discovered last.
-
-    It is read from several threads, and refreshed from one.
+    """The platform with the optional kinds that were discovered last, read from several threads.
 
     Args:
         platform: the part that is known without a request.
@@ -42,9 +37,8 @@ class Discovery:
         found = frozenset(kind for kind in OPTIONAL_KINDS if self._exists(kind))
         if found == self._platform.optional_kinds:
             return False
-        logger.info(
-            "optional kinds that the cluster serves: %s", ", ".join(sorted(kind.name for kind in found)) or "none"
-        )
+        names = ", ".join(sorted(kind.name for kind in found))
+        logger.info("optional kinds that the cluster serves: %s", names or "none")
         self._platform = replace(self._platform, optional_kinds=found)
         return True
 

@@ -53,6 +53,13 @@ class JsonServer:
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
 
+    def __enter__(self) -> JsonServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         """Start to serve."""
         self._thread.start()

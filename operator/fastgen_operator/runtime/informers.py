@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, cast
@@ -88,3 +89,19 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     for kind in kinds:
         settings.watching.label_selectors[kind.group, kind.version, kind.plural] = OWNER_LABEL
     return settings
+
+
+async def watch(
+    own: Settings, queue: WorkQueue, cache: InformerCache, watches: Watches, is_open: asyncio.Event
+) -> None:
+    """Run kopf, which feeds the cache and the queue; `is_open` is set when it has started."""
+    # Optional kinds are listed, not watched: kopf retries a watch of an unknown kind forever.
+    kinds = kinds_read(own.platform)
+    await kopf.operator(
+        registry=build_registry(queue, cache, watches, kinds),
+        settings=kopf_settings(own, kinds),
+        standalone=True,
+        clusterwide=not own.namespaces,
+        namespaces=own.namespaces,
+        ready_flag=is_open,
+    )

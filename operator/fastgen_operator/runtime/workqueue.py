@@ -1,7 +1,4 @@
-"""Work queue: one worker at a time per key, duplicate keys coalesced, failures retried with backoff.
-
-Not thread-safe: everything runs in one event loop.
-"""
+"""Work queue: one worker at a time per key, duplicates coalesced, failures retried. For one event loop only."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Queue a key.
-
-        If it is being processed, it is queued again afterwards: the change may have come too late.
-        """
+        """Queue a key; one that is being processed is queued again afterwards, as the change may have come too late."""
         if key in self._processing:
             self._again.add(key)
             return
@@ -62,9 +56,7 @@ class WorkQueue:
         self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
-        """Finish processing a key, and queue it again after a backoff.
-
-        If `add` was called in the meantime, it is queued at once.
+        """End the processing of a key, and queue it again after a backoff, or at once if it was added meanwhile.
 
         Args:
             after: minimum of the backoff, seconds.

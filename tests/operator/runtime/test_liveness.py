@@ -16,8 +16,9 @@ from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, Key, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.kube.watch_health import Watches, uid_of, version_of
+from fastgen_operator.kube.watch_health import Watches, uid_of
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects import version_of
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.http_servers import health_server
 from fastgen_operator.runtime.leader_election import SoleLeadership

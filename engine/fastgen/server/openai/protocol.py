@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, Field
 
 from fastgen.core.request import Request, RequestError, SamplingParams
-from fastgen.server.openai.fields.engine import EngineFields
+from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.types import (
     BadWords,
     Boolean,

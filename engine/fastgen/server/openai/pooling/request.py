@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fastgen.core.request import Pooling, Request, SamplingParams
 from fastgen.engine.request_output import Usage
-from fastgen.server.openai.fields.engine import EngineFields
+from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
 from fastgen.server.openai.fields.unsupported import ignored, refused
 from fastgen.server.serving.encoding import encode

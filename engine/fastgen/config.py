@@ -250,6 +250,14 @@ class ServerConfig:
         "FASTGEN_API_KEY adds keys, separated by commas. Without any key, requests are not authenticated.",
         kind="text",
     )
+    cache_isolation: str = setting_field(
+        "key",
+        "Which requests share cached prefixes. key: only requests with the same API key, so that cached_tokens and the "
+        "time to the first token tell a client nothing about the prompts of other keys; none: all requests, as far as "
+        "their cache_salt is equal. Both are the same with one API key, or without any.",
+        kind="choice",
+        choices=("key", "none"),
+    )
     allowed_origins: str | None = setting_field(
         None,
         "Origins allowed to call the API from a browser (CORS), separated by commas, or *. Default: none.",

@@ -173,6 +173,7 @@ class Server:
             self._metrics,
             self.server_config.max_queued_requests,
             self.server_config.trust_request_chat_template,
+            self.server_config.cache_isolation,
         )
         self._steps = StepFeed() if self.server_config.ui else None
         self._stop_requested = asyncio.Event()

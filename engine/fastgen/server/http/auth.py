@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastgen.api_client.api_keys import keys_of_environment, keys_of_file
 from fastgen.config import ConfigError
 from fastgen.server.http.errors import APIError
+from fastgen.server.http.request_context import current
 
 log = logging.getLogger("fastgen.server")
 
@@ -49,8 +50,8 @@ class KeyRing:
         """Return whether requests need a key."""
         return self._path is not None or bool(self._environment_digests)
 
-    def allows(self, authorization: str) -> bool:
-        """Return whether the value of an Authorization header contains a valid key.
+    def identify(self, authorization: str) -> str | None:
+        """Return the digest of the valid key in the value of an Authorization header; None if it has none.
 
         Takes constant time: digests of equal length are compared, always with all keys.
         """
@@ -58,7 +59,7 @@ class KeyRing:
         scheme, _, key = authorization.partition(" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, known) for known in (*self._file_digests, *self._environment_digests)]
-        return any(matches) and scheme.lower() == "bearer"
+        return given.hex() if any(matches) and scheme.lower() == "bearer" else None
 
     def _reload(self) -> None:
         """Read the file again if it has changed; keep the old keys if it has become unusable."""
@@ -97,7 +98,8 @@ class KeyCheck:
         """Handle one ASGI request."""
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             authorization = Headers(scope=scope).get("authorization", "")
-            if not self._keys.allows(authorization):
+            current().key_digest = self._keys.identify(authorization)
+            if current().key_digest is None:
                 message = (
                     f"{'the API key is not valid' if authorization else 'no API key'}: send Authorization: Bearer KEY"
                 )

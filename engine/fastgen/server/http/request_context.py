@@ -59,6 +59,7 @@ class RequestContext:
 
     Attributes:
         id: the client's X-Request-Id, or a generated one.
+        key_digest: digest of the API key; None before it is checked, and without keys.
         model: the model name in the request, once known.
         outcome: set when its generations have ended.
         arrival: when the request had arrived, with its body, in seconds of the monotonic clock.
@@ -67,6 +68,7 @@ class RequestContext:
 
     id: str
     arrival: float = field(default_factory=time.monotonic)
+    key_digest: str | None = None
     model: str | None = None
     outcome: Outcome | None = None
     on_end: ExitStack = field(default_factory=ExitStack)

@@ -35,6 +35,7 @@ class Service:
         root: the model as it was given to the server.
         max_queued_requests: requests beyond this many waiting ones are rejected with 429.
         trust_request_chat_template: whether requests may bring their own chat template.
+        cache_isolation: "key" if requests share cached prefixes only with requests of the same API key, else "none".
         created: start time in Unix seconds, reported for the model.
     """
 
@@ -44,6 +45,7 @@ class Service:
     metrics: Metrics
     max_queued_requests: int
     trust_request_chat_template: bool = False
+    cache_isolation: str = "key"
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -169,15 +171,21 @@ class Service:
         info = places.model.engine.info
         for request in requests:
             request.check(info.max_model_length, info.vocabulary_size)
-        ids = iter(places.ids)
+        ids, context = iter(places.ids), current()
+        # Digests have one length, so no salt of a client equals the salt of another key.
+        tenant = context.key_digest or "" if self.cache_isolation == "key" else ""
         candidates = [
-            replace(request, id=next(ids), sampling=_for_candidate(request.sampling, candidate))
+            replace(
+                request,
+                id=next(ids),
+                sampling=_for_candidate(request.sampling, candidate),
+                cache_salt=tenant + request.cache_salt,
+            )
             for request in requests
             for candidate in range(options.num_candidates)
         ]
         assert next(ids, None) is None, "a place in the queue is not used"
         self.metrics.admitted([len(request.prompt_token_ids) for request in candidates])
-        context = current()
         return RequestHandler(
             f"{id_prefix}-{context.id}", places.model, self.metrics, candidates, options, context.arrival
         )

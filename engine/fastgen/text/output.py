@@ -1,4 +1,8 @@
-"""Text of one generation: incremental detokenization, cut at stop strings."""
+"""Text of one generation: incremental detokenization, cut at stop strings.
+
+Stop strings apply to the answer, not to the reasoning before it, as with hosted APIs (OpenAI's reasoning models reject
+`stop`). vLLM matches them in the reasoning too and then returns no content: its issue 52393.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from dataclasses import dataclass
 
 from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
+from fastgen.text.reasoning import AnswerFinder, ReasoningFormat, Start
+from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer
 
@@ -16,11 +22,12 @@ class TextRules:
     """How generated tokens become text.
 
     Attributes:
-        stop: stop strings; the first one found ends the text.
+        stop: stop strings; the first one found in the answer ends the text. One may name special tokens.
         include_stop: keep the stop string, or the text of the stop token, at the end of the text.
         min_tokens: number of tokens before which no stop string ends the text.
         skip_special_tokens: leave special tokens out of the text.
         shown_tokens: special tokens that appear in the text despite `skip_special_tokens`.
+        reasoning: marks of the reasoning before the answer, and where the generation starts; None if all is answer.
     """
 
     stop: tuple[str, ...] = ()
@@ -28,6 +35,7 @@ class TextRules:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
+    reasoning: tuple[ReasoningFormat, Start] | None = None
 
 
 _DEFAULT_RULES = TextRules()
@@ -42,13 +50,18 @@ class OutputText:
         finish_reason: why the generation ended; None while it runs.
     """
 
-    __slots__ = ("_detokenizer", "_rules", "_stops", "finish_reason", "num_tokens", "stop_string")
+    __slots__ = (
+        *("_answer", "_detokenizer", "_rules", "_special_stops", "_stops"),
+        *("finish_reason", "num_tokens", "stop_string"),
+    )
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = _DEFAULT_RULES) -> None:
         hidden = tokenizer.special_token_ids - rules.shown_tokens if rules.skip_special_tokens else frozenset[int]()
         self._rules = rules
         self._detokenizer = Detokenizer(tokenizer, hidden)
-        self._stops = StopStrings(rules.stop)
+        self._special_stops = SpecialStops.of(rules.stop, tokenizer, hidden) if rules.stop else SpecialStops(())
+        self._stops = StopStrings(self._special_stops.stops)
+        self._answer = AnswerFinder(*rules.reasoning) if rules.stop and rules.reasoning else None
         self.num_tokens = 0
         self.stop_string: str | None = None
         self.finish_reason: FinishReason | None = None
@@ -70,29 +83,50 @@ class OutputText:
                 self.finish_reason = finish_reason
             return text
         pieces: list[str] = []
+        marks = self._special_stops.marks
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            if position < num_text_tokens and self._append(self._detokenizer.push([token_id]), pieces):
-                self.finish_reason = FinishReason.STOP
-                return "".join(pieces)
-        if finish_reason is not None:
-            if self._append(self._detokenizer.finish(), pieces):
+            if position >= num_text_tokens:
+                continue
+            text = marks[token_id] if token_id in marks else self._detokenizer.push([token_id])
+            if self._append(text, pieces):
                 finish_reason = FinishReason.STOP
-            else:
-                pieces.append(self._stops.finish())
-            self.finish_reason = finish_reason
-        return "".join(pieces)
+                break
+        else:
+            if finish_reason is not None and self._end(pieces):
+                finish_reason = FinishReason.STOP
+        self.finish_reason = finish_reason
+        return self._special_stops.without_marks("".join(pieces)) + self._included
 
     def _append(self, text: str, pieces: list[str]) -> bool:
         """Append the part of `text` that may be shown; return whether a stop string ended it."""
+        if self._answer is None:
+            return self._append_answer(text, pieces)
+        before, answer = self._answer.push(text)
+        pieces.append(before)
+        return self._append_answer(answer, pieces)
+
+    def _append_answer(self, text: str, pieces: list[str]) -> bool:
         if self.num_tokens < self._rules.min_tokens:
             pieces.append(self._stops.let_pass(text))
             return False
         shown, found = self._stops.push(text)
         pieces.append(shown)
-        if found is None:
-            return False
-        self.stop_string = found
-        if self._rules.include_stop:
-            pieces.append(found)
-        return True
+        if found is not None:
+            self.stop_string = self._special_stops.as_given(found)
+        return found is not None
+
+    def _end(self, pieces: list[str]) -> bool:
+        """Append the rest of a generation that the engine has ended; return whether a stop string ended it before."""
+        rest = self._detokenizer.finish()
+        if self._append(rest, pieces) or (
+            self._answer is not None and self._append_answer(self._answer.finish(), pieces)
+        ):
+            return True
+        pieces.append(self._stops.finish())
+        return False
+
+    @property
+    def _included(self) -> str:
+        """The stop string, if it ended the text and belongs to it."""
+        return self.stop_string if self.stop_string is not None and self._rules.include_stop else ""

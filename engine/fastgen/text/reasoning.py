@@ -99,6 +99,11 @@ class ReasoningParser:
         self._at_start = True  # no reasoning has been emitted yet
         self._skips_space = False  # white space before the content belongs to the mark
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the generation may still open its reasoning."""
+        return self._state is Start.OPEN
+
     def push(self, text: str) -> Part:
         """Return what this text completes."""
         self._buffer += text
@@ -139,6 +144,27 @@ class ReasoningParser:
             text = text.lstrip()
             self._skips_space = not text
         return text
+
+
+class AnswerFinder:
+    """Finds where the answer begins in the text of one generation, without changing the text."""
+
+    def __init__(self, format: ReasoningFormat, start: Start) -> None:
+        self._parser = ReasoningParser(format, start)
+        self._undecided = ""  # text that opens the reasoning, or already belongs to the answer
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return what this text decides: text before the answer, with marks and white space, then the answer's."""
+        answer = self._parser.push(text).content
+        text, self._undecided = self._undecided + text, ""
+        if self._parser.is_undecided:
+            self._undecided = text
+            return "", ""
+        return text[: len(text) - len(answer)], answer
+
+    def finish(self) -> str:
+        """Return the rest at the end of the generation, which belongs to the answer."""
+        return self._parser.finish().content
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:

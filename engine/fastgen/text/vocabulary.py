@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -45,7 +45,8 @@ class Vocabulary:
     Attributes:
         spelling: how tokens spell bytes.
         drops_first_space: whether decoding drops a leading space, which encoding has added.
-        special_ids: special tokens, which are not text.
+        special_tokens: ids of special tokens, which are not text.
+        special_ids: the same ids as a set.
 
     Raises:
         ConfigError: if the tokenizer's decoder has neither spelling.
@@ -58,9 +59,10 @@ class Vocabulary:
         self.drops_first_space = any(_drops_first_space(step) for step in steps)
         self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
         self._known: dict[int, bytes] = {}
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        self.special_tokens: Mapping[str, int] = {
+            token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        }
+        self.special_ids = frozenset(self.special_tokens.values())
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token; empty for an unused id."""

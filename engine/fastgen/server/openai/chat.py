@@ -66,7 +66,7 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         reasoning = ReasoningUse.of(body, model, prompt)
         marks = (*(tools.format.marks if tools else ()), *(reasoning.format.marks if reasoning else ()))
         shown = model.tokenizer.special_ids_of(marks)
-        text = body.text_rules(shown)
+        text = body.text_rules(shown, (reasoning.format, reasoning.start) if reasoning else None)
         options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=text)
         engine_request = await _engine_request(body, model, tools, reasoning, prompt)
         handler = service.handler(id_prefix, places, [engine_request], options)

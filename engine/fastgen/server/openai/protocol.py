@@ -38,6 +38,7 @@ from fastgen.server.openai.messages import Message, Tool, ToolChoice
 from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.output import TextRules
+from fastgen.text.reasoning import ReasoningFormat, Start
 
 _MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
@@ -112,14 +113,22 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
             raise field_error("stream_options", "requires stream to be true; leave it out")
         self.sampling(max(1, self.min_tokens or 1))  # the limit is checked when the prompt is known
 
-    def text_rules(self, shown_tokens: frozenset[int] = frozenset()) -> TextRules:
-        """Return how tokens become text; `shown_tokens` are special tokens that the server parses itself."""
+    def text_rules(
+        self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
+    ) -> TextRules:
+        """Return how tokens become text.
+
+        Args:
+            shown_tokens: special tokens that the server parses itself.
+            reasoning: marks of the reasoning, which stop strings do not end, and where the generation starts.
+        """
         return TextRules(
             stop=self.stop,
             include_stop=bool(self.include_stop_str_in_output or self.no_stop_trim),
             min_tokens=self.min_tokens or 0,
             skip_special_tokens=self.skip_special_tokens is not False,
             shown_tokens=shown_tokens,
+            reasoning=reasoning,
         )
 
     def sampling(

@@ -58,6 +58,24 @@ def test_reasoning_can_be_left_out(thinking: Serving) -> None:
     assert got["content"] == "Yes"
 
 
+@pytest.mark.parametrize(
+    ("fields", "reasoning", "content"),
+    [
+        ({"stop": "HALT"}, "No HALT yet.", "The answer "),
+        ({"stop": ["yet", "HALT"], "include_stop_str_in_output": True}, "No HALT yet.", "The answer HALT"),
+        ({"stop": ["\n"]}, "No HALT yet.", "The answer HALT now."),
+        ({"stop": "yet.\n</think>"}, "No HALT yet.", "The answer HALT now."),
+    ],
+)
+def test_stop_strings_apply_to_the_content(
+    thinking: Serving, fields: dict[str, Any], reasoning: str, content: str
+) -> None:
+    choice = message(thinking, "<think>\nNo HALT yet.\n</think>\n\nThe answer HALT now.", **fields)
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == (reasoning, content)
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == ("HALT" if "now" not in content else None)
+
+
 def test_unfinished_reasoning_is_no_content(thinking: Serving) -> None:
     choice = message(thinking, "<think>one two three four five", max_tokens=4)
     assert choice["message"]["reasoning_content"] == "one two three"

@@ -128,6 +128,21 @@ def test_stop_strings_respect_include_stop_str_in_output_and_min_tokens(scripted
     assert text(min_tokens=3) == "one two one "
 
 
+@pytest.mark.parametrize(("stop", "text"), [("<repo_name>", "one"), ("e<repo_name>t", "on"), ("<filename>", "onetwo")])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_stop_string_may_name_a_special_token(scripted: Serving, stop: str, text: str, keeps: bool) -> None:
+    body = {"stop": [stop], "include_stop_str_in_output": keeps, "max_tokens": 9}
+    found = stop if stop != "<filename>" else None
+    shown = text + (found or "") if keeps else text
+    prompt = {"prompt": prompt_for("one<repo_name>two")}
+    whole = scripted.post("/v1/completions", {**prompt, **body}).json()["choices"][0]
+    assert (whole["text"], whole["finish_reason"], whole["stop_reason"]) == (shown, "stop", found)
+    streamed = scripted.client().completions.create(model="smollm2", stream=True, **prompt, extra_body=body)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].text for chunk in streamed) == shown
+    chat = scripted.post("/v1/chat/completions", {"messages": messages_for("one<repo_name>two"), **body}).json()
+    assert (chat["choices"][0]["message"]["content"], chat["choices"][0]["stop_reason"]) == (shown, found)
+
+
 def test_special_tokens_can_be_shown(scripted: Serving) -> None:
     body = {"prompt": "one<repo_name>two", "max_tokens": 3}
     assert scripted.post("/v1/completions", body).json()["choices"][0]["text"] == "onetwo"

@@ -1,0 +1,57 @@
+"""Stop strings that name special tokens.
+
+Special tokens have no text in an output, so a stop string such as `<|im_end|>` would never match. Each hidden token
+that a stop string names is therefore written into the searched text as a mark: one character that no decoded text
+contains. Marks never leave `fastgen.text.output`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fastgen.text.tokenizer import Tokenizer
+
+# Lone low surrogates: UTF-8 cannot spell them.
+_FIRST_MARK = 0xDC00
+_MOST_MARKS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialStops:
+    """Stop strings, also as they look where their special tokens are marks.
+
+    Attributes:
+        stops: what to search for: the stop strings as given, then those with marks.
+        marks: the mark of each hidden token that a stop string names.
+    """
+
+    stops: tuple[str, ...]
+    marks: dict[int, str] = field(default_factory=dict)
+    _given: dict[str, str] = field(default_factory=dict)  # stop strings by their form with marks
+
+    @classmethod
+    def of(cls, stops: Sequence[str], tokenizer: Tokenizer, hidden: frozenset[int]) -> SpecialStops:
+        """Find the `hidden` tokens that stop strings name."""
+        marks: dict[int, str] = {}
+        texts = tokenizer.vocabulary.special_tokens
+        named = [text for text, token in texts.items() if token in hidden and any(text in stop for stop in stops)]
+        if not named:
+            return cls(tuple(stops))
+        # The longest first: a token may begin with another's text.
+        pattern = re.compile("|".join(re.escape(text) for text in sorted(named, key=len, reverse=True)[:_MOST_MARKS]))
+
+        def mark(match: re.Match[str]) -> str:
+            return marks.setdefault(texts[match.group()], chr(_FIRST_MARK + len(marks)))
+
+        given = {pattern.sub(mark, stop): stop for stop in stops}
+        return cls((*stops, *(form for form, stop in given.items() if form != stop)), marks, given)
+
+    def as_given(self, found: str) -> str:
+        """Return the client's stop string for one of `stops`."""
+        return self._given.get(found, found)
+
+    def without_marks(self, text: str) -> str:
+        """Return the text that a client sees."""
+        return text.translate(dict.fromkeys(map(ord, self.marks.values()))) if self.marks else text

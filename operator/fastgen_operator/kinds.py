@@ -21,6 +21,10 @@ MODEL_ANNOTATION: Final = f"{GROUP}/model"
 CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
 # On a Job that was ended although another container keeps its pod running: the download is complete.
 DOWNLOADED_ANNOTATION: Final = f"{GROUP}/downloaded"
+# On a claim: its uid and the folder of the model downloaded to it last, so that nothing depends on a finished Job.
+CACHED_ANNOTATION: Final = f"{GROUP}/cached"
+# On a Job: a hash of its download, whatever the nodes that it may run on.
+FETCH_ANNOTATION: Final = f"{GROUP}/fetch"
 # The Kueue queue of a workload.
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 FIELD_MANAGER: Final = "fastgen-operator"
@@ -65,6 +69,7 @@ NETWORK_POLICY: Final = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networ
 CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 JOB: Final = Kind("batch", "v1", "Job", "jobs")
 POD: Final = Kind("", "v1", "Pod", "pods")
+NODE: Final = Kind("", "v1", "Node", "nodes")
 EVENT: Final = Kind("", "v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 

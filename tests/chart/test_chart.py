@@ -11,7 +11,7 @@ import yaml
 from cluster.commands import CommandError
 from fastgen_operator.api.crd import custom_resource_definition
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, OPTIONAL_KINDS, POD
+from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, NODE, OPTIONAL_KINDS, POD
 from fastgen_operator.runtime.informers import kinds_read
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import CHART, SYSTEM, Helm
@@ -50,6 +50,8 @@ def used_rights() -> set[Right]:
     used |= {(POD.group, POD.plural, verb) for verb in ("patch", "delete")}
     # list: those of pods without containers
     used |= {(EVENT.group, EVENT.plural, verb) for verb in ("list", "create", "patch")}
+    # children/placement.py
+    used.add((NODE.group, NODE.plural, "list"))
     # For blockOwnerDeletion, set in children/metadata.py.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))
     return used
@@ -154,7 +156,7 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> N
     bindings = [obj for obj in everywhere if obj["kind"] == "RoleBinding"]
     assert [obj["metadata"]["namespace"] for obj in roles] == ["one", "two"]
     assert [obj["metadata"]["namespace"] for obj in bindings] == ["one", "two"]
-    assert all(rights(role) == used_rights() for role in roles)
+    assert all(rights(role) == used_rights() - {(NODE.group, NODE.plural, "list")} for role in roles)
     args = helm.one("Deployment", "--set", "watchNamespaces={one,two}")["spec"]["template"]["spec"]["containers"][0][
         "args"
     ]

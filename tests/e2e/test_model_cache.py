@@ -101,6 +101,13 @@ def test_an_interrupted_download_resumes_and_a_new_revision_replaces_the_model_w
         )
         namespace.wait_condition("Ready", "True")
         eventually(lambda: "Berlin" in chat(url), within=60, what="a response from the new pod")
+        namespace.kubectl("delete", "jobs", "--all")
+        (pod,) = namespace.pods()
+        namespace.kubectl("delete", "pod", pod["metadata"]["name"])
+        namespace.wait_condition("Ready", "False")
+        namespace.wait_condition("Ready", "True")
+        eventually(lambda: "Berlin" in chat(url), within=60, what="a response from the replacement")
+        assert namespace.items("jobs") == [], "the model is in the volume, and nothing is downloaded again"
     assert hub.served == 2 * size
 
 

@@ -153,6 +153,9 @@ class Status(ApiModel):
     """Label selector of the pods, for the scale subresource."""
     url: str | None = Field(default=None, max_length=1024)
     """URL of the OpenAI-compatible API inside the cluster."""
+    cached_model: str | None = Field(default=None, max_length=128)
+    """The model downloaded to the volume of spec.cache last: the uid of the PersistentVolumeClaim and the folder in the
+    volume. Set only if spec.cache.preload is true."""
     supply: SupplyStatus | None = None
     """Which pods serve, and which do not."""
     capacity: Capacity | None = None

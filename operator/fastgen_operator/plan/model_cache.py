@@ -7,26 +7,41 @@ such as its replicas, follows the spec meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastgen_operator.api import Spec
+from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import FETCH_CONTAINER, VOLUME, is_preloaded, model_address
+from fastgen_operator.children.placement import ANYWHERE, Placement, placement_of
 from fastgen_operator.children.platform import PodSettings
 from fastgen_operator.kinds import (
+    CACHED_ANNOTATION,
     CLAIM,
     CLAIM_ANNOTATION,
     DEPLOYMENT,
     DOWNLOADED_ANNOTATION,
+    FETCH_ANNOTATION,
     JOB,
     MODEL_ANNOTATION,
     Kind,
     Object,
 )
 from fastgen_operator.objects import annotations_of
-from fastgen_operator.plan.observed import Observed, is_controlled_by
-from fastgen_operator.pods import condition_of, container_of, containers_of, is_terminating, name_of
+from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by
+from fastgen_operator.pods import (
+    condition_of,
+    container_of,
+    containers_of,
+    has_ended,
+    is_ready,
+    is_terminating,
+    name_of,
+    node_of,
+    unschedulable_message,
+)
+from fastgen_operator.quantities import quantity
 
 Children = Sequence[tuple[Kind, Object]]
 
@@ -38,18 +53,22 @@ class GatedChildren:
     Attributes:
         children: manifests to apply.
         kept_jobs: names of existing Jobs to keep unchanged: Jobs are immutable.
+        needs_nodes: the download waits until the cluster's nodes are read.
     """
 
     children: Children
     kept_jobs: frozenset[str] = frozenset()
+    needs_nodes: bool = False
 
 
 def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: PodSettings) -> GatedChildren:
     """Add a download Job if the model is not in the volume, and hold back the new pod template until it is."""
+    wanted = [(kind, _as_live(child, spec, observed) if kind == CLAIM else child) for kind, child in wanted]
     if not is_preloaded(spec):
         return GatedChildren(wanted)
-    if (done := complete_job(spec, observed)) is not None:
-        return GatedChildren(wanted, frozenset({name_of(done)}))
+    if is_cached(spec, observed):
+        done = complete_job(spec, observed)
+        return GatedChildren(wanted, frozenset() if done is None else frozenset({name_of(done)}))
     deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
     children = [child for child in wanted if child[0] != DEPLOYMENT]
     if (held := _held_back(deployment, observed)) is not None:
@@ -57,10 +76,67 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: Po
     if (claim := live_claim(observed)) is None:
         return GatedChildren(children)
     engine_pod = deployment["spec"]["template"]["spec"]
-    job = build_fetch_job(observed.resource, spec, settings, engine_pod, claim, _in_use(observed))
+
+    def build(placement: Placement) -> Object:
+        kept = _in_use(observed)
+        return build_fetch_job(observed.resource, spec, settings, engine_pod, claim, kept, placement)
+
+    present = _same_download(build(ANYWHERE), observed)
+    if present is not None and not _waits_for_node(present, observed):
+        return GatedChildren(children, frozenset({name_of(present)}))
+    if (placement := _placement(spec, claim, engine_pod, observed)) is None:
+        kept = frozenset() if present is None else frozenset({name_of(present)})
+        return GatedChildren(children, kept, needs_nodes=True)
+    job = build(placement)
     if observed.child(JOB, name_of(job)) is not None:
         return GatedChildren(children, frozenset({name_of(job)}))
     return GatedChildren([*children, (JOB, job)])
+
+
+def _same_download(job: Object, observed: Observed) -> Object | None:
+    """Return the Job that exists for this download, whatever the nodes that its pod may run on, or None."""
+    fetch = annotations_of(job)[FETCH_ANNOTATION]
+    same = (each for each in jobs(observed) if annotations_of(each).get(FETCH_ANNOTATION) == fetch)
+    # A Job of an earlier version lacks the annotation.
+    return next(same, None) or observed.child(JOB, name_of(job))
+
+
+def _waits_for_node(job: Object, observed: Observed) -> bool:
+    pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
+    return any(unschedulable_message(pod) is not None for pod in pods)
+
+
+def _placement(spec: Spec, claim: Object, engine_pod: Object, observed: Observed) -> Placement | None:
+    """Return where the download may run; None if that depends on nodes that were not read."""
+    serving = [pod for pod in observed.pods if node_of(pod) and not has_ended(pod)]
+    if claim["spec"].get("volumeName") or (serving and runs_on_one_node(spec)):
+        # The volume, or the replicas that hold it, decide.
+        return ANYWHERE
+    if observed.nodes is None:
+        return None
+    try:
+        placement = placement_of(engine_pod, observed.nodes)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # Fields of spec.podTemplate or spec.scheduling.affinity of the wrong type, which the API server will name.
+        return ANYWHERE
+    # Replicas that serve may hold the last GPU until the model is in the volume.
+    return replace(placement, requests={}) if serving else placement
+
+
+def _as_live(claim: Object, spec: Spec, observed: Observed) -> Object:
+    """Return the claim with the size that it has grown to, and with the model that was downloaded to it."""
+    if (live := live_claim(observed)) is None:
+        return claim
+    wanted, size = claim["spec"]["resources"]["requests"]["storage"], _size_of(live)
+    grown = (quantity(size) or 0) > (quantity(wanted) or 0)
+    fields = {**claim["spec"], "resources": {"requests": {"storage": size if grown else wanted}}}
+    record = cached_model(spec, observed)
+    annotations = {} if record is None else {"annotations": {CACHED_ANNOTATION: record}}
+    return {**claim, "metadata": {**claim["metadata"], **annotations}, "spec": fields}
+
+
+def _size_of(claim: Object) -> str:
+    return str(claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0"))
 
 
 def hold_template(wanted: Children, observed: Observed) -> GatedChildren:
@@ -79,6 +155,40 @@ def with_template_of(deployment: Object, live: Object) -> Object:
     metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
     held = {"metadata": metadata, "spec": template["spec"]}
     return {**deployment, "spec": {**deployment["spec"], "template": held}}
+
+
+def is_cached(spec: Spec, observed: Observed) -> bool:
+    """Return whether the spec's model is in the present volume."""
+    claim = live_claim(observed)
+    return claim is not None and cached_model(spec, observed) == _record(claim, model_address(spec))
+
+
+def cached_model(spec: Spec, observed: Observed) -> str | None:
+    """Return the uid of the present claim and the folder of the model downloaded to it last; None if there is none.
+
+    A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember it.
+    """
+    if (claim := live_claim(observed)) is None or not is_preloaded(spec):
+        return None
+    if complete_job(spec, observed) is not None:
+        return _record(claim, model_address(spec))
+    remembered = (annotations_of(claim).get(CACHED_ANNOTATION), observed.resource.get("status", {}).get("cachedModel"))
+    return next((each for each in remembered if each and each.startswith(_record(claim, ""))), None)
+
+
+def _record(claim: Object, address: str) -> str:
+    # The uid: a claim that was restored from a backup has the annotation of another one, and perhaps no data.
+    return f"{claim['metadata']['uid']}/{address}"
+
+
+def serves_model(spec: Spec, observed: Observed) -> bool:
+    """Return whether what was promised serves the spec's model from the volume: replicas, or minReplicas."""
+    if observed.deployment is None:
+        return False
+    ready = sum(map(is_ready, current_pods(observed)))
+    wanted = (model_address(spec), observed.key[1])
+    is_enough = 0 < observed.desired_replicas <= ready or (ready > 0 and spec.has_minimum(ready))
+    return is_enough and _model_of(observed.deployment["spec"]["template"]) == wanted
 
 
 def complete_job(spec: Spec, observed: Observed) -> Object | None:
@@ -154,4 +264,7 @@ def _in_use(observed: Observed) -> set[str]:
     deployment = observed.deployment
     templates = [] if deployment is None else [deployment["spec"]["template"]]
     found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *observed.pods]}
-    return {address for address in found if address is not None}
+    claim = live_claim(observed)
+    # What is remembered as downloaded has to stay.
+    found |= set() if claim is None else {annotations_of(claim).get(CACHED_ANNOTATION, "").partition("/")[2]}
+    return {address for address in found if address}

@@ -28,6 +28,7 @@ class Observed:
         children: objects with the owner label, by kind and name, and other objects that have a child's name.
         replica_sets, pods: made for the Deployment.
         fetch_pods: made for the download Jobs.
+        nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
         at: time of the observation; None if it is not needed.
         decision: the autoscaler's last decision; None without autoscaling, and before the first one.
         timetable: what spec.autoscaling.schedules say at the time of the observation.
@@ -45,6 +46,7 @@ class Observed:
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
     fetch_pods: tuple[Object, ...] = ()
+    nodes: tuple[Object, ...] | None = None
     at: datetime | None = None
     decision: Decision | None = None
     timetable: Timetable = field(default_factory=Timetable)

@@ -67,6 +67,7 @@ class Plan:
         names_to_look_up: children that the plan creates. The cache has only labelled objects, so another object
             may have the name.
         loads_to_read: pods to read the tokens in flight from, if the applies remove some of them.
+        needs_nodes: whether the download waits until the nodes are read.
     """
 
     deletion_costs: tuple[SetDeletionCost, ...] = ()
@@ -77,6 +78,7 @@ class Plan:
     rewritten: tuple[RewrittenField, ...] = ()
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Object, ...] = ()
+    needs_nodes: bool = False
 
     @property
     def writes_nothing(self) -> bool:
@@ -145,6 +147,7 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
         names_to_look_up=unknown,
         loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
+        needs_nodes=gated.needs_nodes,
     )
 
 

@@ -7,15 +7,14 @@ all others can be defaults of the API server.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final
 
 from fastgen_operator.children.strategic_merge import MERGE_KEYS
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.foreign import foreign_fields
+from fastgen_operator.quantities import quantity
 
 # Fields of a pod and of a container that the API server never sets by itself.
 _NOT_DEFAULTED: Final = frozenset(
@@ -28,13 +27,6 @@ _NOT_DEFAULTED: Final = frozenset(
 )
 # Maps whose keys are free.
 _FREE: Final = ("nodeSelector", "limits")
-# Source: kubernetes.io, "Quantity".
-_QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)([KMGTPE]i|[numkMGTPE])?")
-_SUFFIXES: Final = {
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))},
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("num", -3)},
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
-}
 # What a message shows of a value.
 _SHOWN: Final = 60
 
@@ -113,13 +105,8 @@ def _is_same(wanted: Any, live: Any) -> bool:
     if wanted == live:
         return True
     # The API server stores quantities in another form.
-    quantity = _quantity(wanted)
-    return quantity is not None and quantity == _quantity(live)
-
-
-def _quantity(value: Any) -> Decimal | None:
-    match = _QUANTITY.fullmatch(str(value))
-    return None if match is None else Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+    number = quantity(wanted)
+    return number is not None and number == quantity(live)
 
 
 def _shown(value: Any) -> str:

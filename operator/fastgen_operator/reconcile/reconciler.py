@@ -26,6 +26,7 @@ from fastgen_operator.plan.supply import mode_of, subject_of
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
+from fastgen_operator.reconcile.nodes import Nodes
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
@@ -73,7 +74,11 @@ class Reconciler:
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
+    nodes: Nodes = field(init=False)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nodes = Nodes(self.client)
 
     def reconcile(self, key: Key) -> Problem | None:
         """Bring the children to the spec, and the status to the children.
@@ -235,6 +240,8 @@ class Reconciler:
         if plan.loads_to_read and memory.executor.is_due(plan, observed):
             loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
             observed = replace(observed, in_flight_tokens=loads)
+        if plan.needs_nodes:
+            observed = replace(observed, nodes=self.nodes.read(self.now()))
         return observed
 
     def _write_status(self, observed: Observed, status: dict[str, Any], memory: _Memory) -> bool:

@@ -12,6 +12,7 @@ from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.broken_gpus import last_replacement
+from fastgen_operator.plan.model_cache import cached_model
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.pods import condition_of, is_ready
@@ -39,9 +40,10 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
     conditions = all_conditions(spec, observed, problem)
     time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if spec is None:
-        parts = {name: old.get(name) for name in ("supply", "lastReplacement", "autoscaling")}
+        parts = {name: old.get(name) for name in ("cachedModel", "supply", "lastReplacement", "autoscaling")}
     else:
         parts = {
+            "cachedModel": cached_model(spec, observed),
             "supply": supply_status(observed),
             "lastReplacement": last_replacement(spec, observed),
             "autoscaling": autoscaling_status(spec, observed, time),

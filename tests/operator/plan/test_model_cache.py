@@ -18,7 +18,7 @@ from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import applied, leaving, observed, pod, spec_of, stored
+from harness.objects import applied, leaving, observed, pod, replica_set, spec_of, stored
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -42,6 +42,8 @@ def carried_out(seen: Observed) -> Observed:
         if plan == Plan():
             return seen
         assert plan.problem is None
+        if plan.needs_nodes:
+            seen = replace(seen, nodes=())
         for apply in plan.applies:
             before = seen.child(apply.kind, apply.manifest["metadata"]["name"])
             uid = before["metadata"]["uid"] if before else f"uid-{apply.kind.name}-{len(str(seen))}"
@@ -165,13 +167,76 @@ def test_a_recreated_volume_is_filled_again_and_the_pods_keep_their_template() -
     assert serves(seen) == path
 
 
-def test_a_deleted_job_is_created_again_without_changing_pods() -> None:
-    seen = served()
-    before = seen.deployment
+def without_jobs(seen: Observed) -> Observed:
+    """Return the observed resource after a cleaner has removed its Jobs."""
+    for job in jobs(seen):
+        seen = seen.without_child(JOB, job["metadata"]["name"])
+    return seen
+
+
+def with_claim(seen: Observed, *, size: str | None = None, **metadata: Any) -> Observed:
+    """Return the observed resource with a changed claim."""
+    claim = seen.child(CLAIM)
+    assert claim is not None
+    changed = copy.deepcopy(claim)
+    changed["metadata"] |= metadata
+    if size is not None:
+        changed["spec"]["resources"]["requests"]["storage"] = size
+    return seen.with_child(CLAIM, changed)
+
+
+def test_a_finished_job_that_is_removed_is_not_missed() -> None:
+    seen = without_jobs(served())
+    assert plan_of(seen) == Plan()
+    ready, found = condition_of(seen)
+    assert (found.status, found.reason) == ("True", "Cached")
+    assert ready.reason != "Downloading"
+    # A cleaner may be faster than the operator is to write to the volume: the status remembers it, too.
+    uid = seen.children[CLAIM, "chat"]["metadata"]["uid"]
+    address = model_address(spec_of(seen.resource))
+    forgotten = with_claim(seen, annotations={})
+    remembering = replace(forgotten, resource={**seen.resource, "status": {"cachedModel": f"{uid}/{address}"}})
+    assert condition_of(remembering)[1].reason == "Cached"
+    assert condition_of(carried_out(remembering))[1].reason == "Cached"
+    assert JOB not in [apply.kind for apply in plan_of(remembering).applies]
+    assert JOB in [apply.kind for apply in plan_of(replace(forgotten, nodes=())).applies]
+
+
+def test_what_a_volume_remembers_is_of_one_claim_and_one_model() -> None:
+    seen = without_jobs(served())
+    restored = with_claim(seen, uid="restored-from-a-backup")
+    assert JOB in [apply.kind for apply in plan_of(replace(restored, nodes=())).applies], "its data may be missing"
+    other = replace(seen, resource=cached(model={"revision": "v2"}))
+    seen = carried_out(other)
     (job,) = jobs(seen)
-    seen = carried_out(seen.without_child(JOB, job["metadata"]["name"]))
-    assert len(jobs(seen)) == 1
-    assert seen.deployment == before
+    address = model_address(spec_of(cached()))
+    assert address in arguments(job), "the model that the volume remembers stays in it"
+    back = carried_out(replace(seen, resource=cached()))
+    assert jobs(back) == [], "the first model is still there"
+
+
+def test_replicas_that_serve_have_the_model_whatever_becomes_of_volume_and_job() -> None:
+    seen = without_jobs(served())
+    claim = seen.children[CLAIM, "chat"]
+    gone = seen.with_child(CLAIM, {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "now"}})
+    assert gone.deployment is not None
+    deployment = {**gone.deployment, "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}}
+    sets = replica_set("new", deployment["spec"]["template"])
+    sets["metadata"]["ownerReferences"] = [{"uid": deployment["metadata"]["uid"], "controller": True}]
+    gone = replace(gone.with_child(DEPLOYMENT, deployment), replica_sets=(sets,))
+    serving = replace(gone, pods=(pod(ready=True),))
+    assert condition_of(serving)[1].reason == "Cached"
+    assert condition_of(gone)[1].reason == "Downloading", "without a replica, the volume matters"
+    changed = replace(serving, resource=cached(model={"revision": "v2"}))
+    assert condition_of(changed)[1].reason == "Downloading", "the replicas serve another model"
+
+
+@pytest.mark.parametrize(("live", "applied_size"), [("3Gi", "3Gi"), ("1024Mi", "1Gi"), ("512Mi", "1Gi")])
+def test_a_volume_that_somebody_else_has_grown_keeps_its_size(live: str, applied_size: str) -> None:
+    seen = with_claim(served(), size=live)
+    applied_claims = [apply.manifest for apply in plan_of(seen).applies if apply.kind == CLAIM]
+    sizes = {claim["spec"]["resources"]["requests"]["storage"] for claim in applied_claims}
+    assert sizes <= {applied_size}
 
 
 def test_a_volume_that_is_being_deleted_gets_no_job() -> None:

@@ -13,7 +13,8 @@ from fastgen_operator.kinds import POD
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.metrics import Metrics
-from harness.block_storage import TOLERATION, Nodes, gpu_nodes, scheduler, volume
+from harness.block_storage import TOLERATION, Nodes, gpu_nodes, local_volumes, scheduler, volume
+from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
 from support.waiting import eventually
@@ -92,6 +93,69 @@ def test_replicas_of_a_read_write_many_volume_use_several_nodes(space: Space, no
         space.apply(served(name, "ReadWriteMany", replicas=3))
         nodes.until(lambda: ready(space, 3), what="three ready replicas")
         assert set(nodes.bound().values()) == nodes.attached(name) == set(nodes.names)
+
+
+def downloads(space: Space) -> list[Object]:
+    return space.items("pods", labels="fastgen.dev/deployment=chat_fetch")
+
+
+def test_the_first_pod_of_a_volume_runs_where_the_replicas_can(space: Space, plane: ControlPlane) -> None:
+    """The StorageClass creates the volume where the download is scheduled, and most nodes have no GPU."""
+    tag = uuid4().hex[:5]
+    plain = [f"plain-{n}-{tag}" for n in range(4)]
+    with (
+        scheduler(plane),
+        gpu_nodes(space, *plain, gpus=0),
+        gpu_nodes(space, f"gpu-{tag}", gpus=1),
+    ):
+        nodes = Nodes(space, (*plain, f"gpu-{tag}"))
+        with local_volumes(space, nodes) as storage_class:
+            space.apply(served(storage_class, "ReadWriteOnce"))
+            (download,) = nodes.until(lambda: downloads(space), what="the download")
+            assert "nvidia.com/gpu" not in str(download["spec"]["containers"]), "it takes no GPU"
+            nodes.until(lambda: ready(space, 1), what="a ready replica")
+            assert set(nodes.bound().values()) == {f"gpu-{tag}"}
+            space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_a_download_that_no_node_suits_asks_for_such_a_node(space: Space, plane: ControlPlane) -> None:
+    """An autoscaler of the cluster adds nodes for what pods request."""
+    tag = uuid4().hex[:5]
+    nodes = Nodes(space, (f"plain-{tag}", f"gpu-{tag}"))
+    with scheduler(plane), gpu_nodes(space, f"plain-{tag}", gpus=0), local_volumes(space, nodes) as storage_class:
+        space.apply(served(storage_class, "ReadWriteOnce"))
+
+        def asks() -> bool:
+            return any("nvidia.com/gpu" in str(pod["spec"]["containers"]) for pod in downloads(space))
+
+        # The operator remembers nodes for ten seconds.
+        eventually(asks, within=40, what="a download that requests a GPU")
+        space.wait_condition("ModelCached", "False", "Unschedulable")
+        with gpu_nodes(space, f"gpu-{tag}", gpus=1):
+            nodes.until(lambda: ready(space, 1), what="a ready replica")
+
+
+def test_a_finished_job_and_a_grown_volume_do_not_disturb_what_serves(
+    space: Space, nodes: Nodes, operator: OperatorProcess
+) -> None:
+    with volume(space, "ReadWriteOnce") as name:
+        space.apply(served(name, "ReadWriteOnce"))
+        nodes.until(lambda: ready(space, 1), what="a ready replica")
+        space.wait_condition("Ready", "True", "AllReplicasReady")
+        (job,) = space.items("jobs")
+        space.kubectl("delete", "job", job["metadata"]["name"])
+        # As an autoresizer does; the volume's class does not have to exist for a claim that is bound.
+        claim = space.get("pvc", "chat")
+        assert claim["metadata"]["annotations"]["fastgen.dev/cached"].startswith(claim["metadata"]["uid"])
+        settled = space.settled()
+        operator.let_resyncs_pass(3)
+        assert space.versions() == settled
+        assert space.items("jobs") == []
+        operator.restart()
+        operator.let_resyncs_pass(3)
+        assert space.versions() == settled
+        condition = space.wait_condition("ModelCached", "True", "Cached")
+        assert space.condition("Ready")["status"] == "True", condition
 
 
 def test_a_waiting_pod_is_replaced_only_if_it_has_not_changed(space: Space) -> None:

@@ -20,6 +20,7 @@ from fastgen_operator.kinds import (
     APPLIED_ANNOTATION,
     DEPLOYMENT,
     FASTGEN,
+    NODE,
     OWNER_LABEL,
     POD,
     POD_DISRUPTION_BUDGET,
@@ -168,8 +169,10 @@ class Warned(FakeCluster):
 
     warnings: Sequence[Object] = ()
 
-    def list(self, kind: Kind, namespace: str, *, fields: str) -> tuple[str, Sequence[Object]]:
-        del kind, namespace
+    def list(self, kind: Kind, namespace: str | None, *, fields: str = "") -> tuple[str, Sequence[Object]]:
+        del namespace
+        if kind == NODE:
+            return "1", []
         uid = fields.removeprefix("involvedObject.uid=")
         return "1", [each for each in self.warnings if each["involvedObject"]["uid"] == uid]
 

@@ -23,6 +23,7 @@ from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER, all_conditions
 from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED
+from fastgen_operator.status.scheduler_words import NODE_CONFLICT
 from harness.objects import container, leaving, observed, pod, spec_of, stored
 
 GPU = stored(resources={"gpu": {"count": 2}})
@@ -30,6 +31,8 @@ NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 CACHED = stored(model={"source": "hf://a/b"}, cache={"size": "1Gi"})
 ONE_NODE: Object = {"model": {"source": "hf://a/b"}, "cache": {"size": "1Gi"}, "resources": {"gpu": {"count": 1}}}
+TAINTED = "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}."
+SHARED = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared."
 NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
 DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]}
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
@@ -72,6 +75,22 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ("a pod on a node", observed(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
     ("no GPU", observed(pod(scheduled=NO_GPU), owner=GPU), PODS_SCHEDULED, "False", "InsufficientGPU", NO_GPU),
     ("no memory", observed(pod(scheduled=NO_MEMORY), owner=GPU), PODS_SCHEDULED, "False", "Unschedulable", NO_MEMORY),
+    (
+        "a taint with the GPU's name",
+        observed(pod(scheduled=TAINTED), owner=GPU),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        TAINTED,
+    ),
+    (
+        "another GPU resource",
+        observed(pod(scheduled=SHARED), owner=GPU),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        SHARED,
+    ),
     (
         "a missing GPU that the spec does not request",
         observed(pod(scheduled=NO_GPU)),
@@ -305,7 +324,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ),
     (
         "a volume in a zone without room",
-        observed(pod(scheduled="1 node(s) had volume node affinity conflict"), owner=stored(**ONE_NODE)),
+        observed(pod(scheduled=f"0/1 nodes are available: 1 {NODE_CONFLICT}."), owner=stored(**ONE_NODE)),
         PODS_SCHEDULED,
         "False",
         "Unschedulable",
@@ -603,6 +622,38 @@ def test_the_transition_time_changes_with_the_status_only() -> None:
         "ReplicasUniform": "T1",
     }
     assert {c["observedGeneration"] for c in second.values()} == {2}
+
+
+EVICTED_LATELY = pod(name="e", **EVICTED)
+EVICTED_LATELY["metadata"]["creationTimestamp"] = "2026-01-03T00:00:00Z"
+
+
+def ready_since(time: str) -> Object:
+    found = pod(ready=True)
+    found["status"]["conditions"][0]["lastTransitionTime"] = time
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ready_at", "reason"), [("2026-01-02T00:00:00Z", "PodsFailed"), ("2026-01-04T00:00:00Z", "RollingOut")]
+)
+def test_pods_that_were_evicted_before_others_became_ready_do_not_matter_any_more(ready_at: str, reason: str) -> None:
+    ended = [{**EVICTED_LATELY, "metadata": {**EVICTED_LATELY["metadata"], "name": f"chat-new-{n}"}} for n in range(3)]
+    seen = observed(*ended, ready_since(ready_at), pod(), owner=stored(replicas=2))
+    assert all_conditions(spec_of(seen.resource), seen, None)[PROGRESSING].reason == reason
+
+
+@pytest.mark.parametrize("status", [REFUSED, LATE])
+def test_growth_that_fails_does_not_make_a_fleet_unready_that_serves_what_was_promised(status: Object) -> None:
+    seen = growing(pod(ready=True))
+    assert seen.deployment is not None
+    failing = {**seen.deployment, "status": {**seen.deployment["status"], **status}}
+    seen = seen.with_child(DEPLOYMENT, failing)
+    conditions = all_conditions(spec_of(seen.resource), seen, None)
+    assert conditions[PROGRESSING].status == "False", "it is still shown"
+    assert conditions[READY].status == "True"
+    fixed = settle_replicas(spec_of(seen.resource), replace(seen, resource=stored(replicas=2)))
+    assert all_conditions(spec_of(fixed.resource), fixed, None)[READY].status == "False"
 
 
 def test_long_messages_are_truncated() -> None:

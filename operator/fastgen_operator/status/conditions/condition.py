@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import is_preloaded
-from fastgen_operator.plan.model_cache import complete_job
+from fastgen_operator.plan.model_cache import is_cached
 from fastgen_operator.plan.observed import Observed
 
 # Messages that quote other programs are truncated: conditions are read in a terminal.
@@ -41,7 +41,7 @@ def unknown(reason: str, message: str) -> Condition:
 
 def not_observed(spec: Spec, observed: Observed) -> Condition:
     """Return the condition for a Deployment that does not exist yet, or whose status is about an earlier spec."""
-    if observed.deployment is None and is_preloaded(spec) and complete_job(spec, observed) is None:
+    if observed.deployment is None and is_preloaded(spec) and not is_cached(spec, observed):
         return unknown("WaitingForModel", "the pods are created when the model is downloaded")
     return unknown("NotObserved", "the Deployment controller has not yet observed the latest spec")
 

@@ -22,13 +22,14 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import QUEUE_LABEL, Object
-from fastgen_operator.plan.model_cache import complete_job, job_has, jobs
+from fastgen_operator.plan.model_cache import is_cached, job_has, jobs, serves_model
 from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.pods import (
     IMAGE_PULL_REASONS,
     container_of,
     gate_message,
     is_overdue,
+    is_ready,
     is_silent,
     is_terminating,
     last_line,
@@ -39,6 +40,7 @@ from fastgen_operator.pods import (
     unschedulable_message,
 )
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
+from fastgen_operator.status.scheduler_words import is_about_volume
 
 MODEL_CACHED: Final = "ModelCached"
 
@@ -47,8 +49,6 @@ _REASONS: Final = {
     ACCESS_DENIED: "AccessDenied",
     VOLUME_FULL: "VolumeFull",
 }
-# What the scheduler says about a claim without a volume.
-_UNBOUND: Final = ("unbound immediate PersistentVolumeClaims", "persistentvolumeclaim")
 # What the API server says when it rejects a pod, and the remedy; the first match counts.
 _REFUSALS: Final = (
     ("must specify", "set these in spec.model.download.resources"),
@@ -77,13 +77,14 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
         return true("NotNeeded", f"the model is in {where}")
     if is_preloaded(spec):
-        if complete_job(spec, observed) is not None:
+        if is_cached(spec, observed) or serves_model(spec, observed):
             return true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
         return _of_jobs(observed) or _of_pods(spec, observed.fetch_pods, observed)
     if observed.desired_replicas == 0:
         return true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = current_pods(observed)
-    missing = [pod for pod in pods if not container_of(pod, FETCH_CONTAINER).has_succeeded]
+    # A ready pod has the model, whatever has become of its init container.
+    missing = [pod for pod in pods if not is_ready(pod) and not container_of(pod, FETCH_CONTAINER).has_succeeded]
     if pods and not missing:
         return true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
     # PodsScheduled reports the others, and what to do.
@@ -137,7 +138,7 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
     if (known := observed.pod_failures.get(name)) is not None:
         return _false(known.reason, known.message)
     if (words := unschedulable_message(pod)) is not None:
-        if _is_unbound(words):
+        if is_about_volume(words):
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
         if nodes := volume_nodes(spec, observed.pods):
@@ -175,11 +176,7 @@ def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
 def _waits_for_node(pod: Object) -> bool:
     """Return whether the pod gets no node, for another reason than a claim without a volume."""
     words = unschedulable_message(pod)
-    return gate_message(pod) is not None or (words is not None and not _is_unbound(words))
-
-
-def _is_unbound(words: str) -> bool:
-    return any(part in words for part in _UNBOUND)
+    return gate_message(pod) is not None or (words is not None and not is_about_volume(words))
 
 
 def _false(reason: str, message: str, remedy: str = "") -> Condition:

@@ -24,11 +24,9 @@ from fastgen_operator.pods import (
     unschedulable_message,
 )
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
+from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 
 PODS_SCHEDULED: Final = "PodsScheduled"
-
-# What the scheduler says if the volume exists in another zone or on another node.
-_OTHER_ZONE: Final = "volume node affinity conflict"
 
 
 def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
@@ -42,7 +40,7 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
     stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
     if stuck:
         gpu = spec.resources.gpu
-        short = [(pod, words) for pod, words in stuck if gpu.count > 0 and gpu.resource_name in words]
+        short = [(pod, words) for pod, words in stuck if gpu.count > 0 and is_short_of(gpu.resource_name, words)]
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
@@ -77,7 +75,7 @@ def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> s
             f"{hint}: run fewer replicas, or remove spec.cache and add it again with accessMode ReadWriteMany, "
             "so that several nodes share the volume"
         )
-    if _OTHER_ZONE in words and spec.cache is not None:
+    if NODE_CONFLICT in words and spec.cache is not None:
         return (
             f"; the volume {observed.key[1]} was created in the zone or on the node of its first pod: select nodes "
             "that fit the replicas with spec.scheduling.nodeSelector, then remove spec.cache and add it again"

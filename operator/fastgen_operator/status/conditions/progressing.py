@@ -39,7 +39,7 @@ from fastgen_operator.plan.observed import (
     is_rollout_observed,
 )
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
-from fastgen_operator.pods import condition_of, is_ready, name_of
+from fastgen_operator.pods import condition_of, is_ready, name_of, pod_condition
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PROGRESSING: Final = "Progressing"
@@ -84,8 +84,13 @@ def _of_one_pod(observed: Observed) -> Failure | None:
 
 
 def _of_ended_pods(observed: Observed) -> Failure | None:
-    ended = failed_pods(observed)
-    if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in current_pods(observed)):
+    pods = current_pods(observed)
+    since = max(
+        (pod_condition(pod, "Ready").get("lastTransitionTime", "") for pod in pods if is_ready(pod)), default=""
+    )
+    # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
+    ended = [pod for pod in failed_pods(observed) if not since or pod["metadata"].get("creationTimestamp", "") > since]
+    if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in pods):
         return None
     last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
     status = last["status"]

@@ -2,7 +2,9 @@
 
 True: what was promised serves, that is all current replicas or, with autoscaling, minReplicas. Otherwise status, reason
 and message are those of the first condition in `table.SUMMARIZED` that is False, else of the first that is Unknown.
-PodsScheduled does not count while Available is True: then only replicas that the autoscaler added wait for a node.
+While Available is True, these do not count, because they are only about replicas that the autoscaler added, or about
+pods that exist no more: PodsScheduled, and of Progressing the reasons PodsFailed, ReplicaFailure and
+ProgressDeadlineExceeded.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from fastgen_operator.status.conditions.condition import Condition
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
 
 READY: Final = "Ready"
+_OF_OTHER_PODS: Final = ("PodsFailed", "ReplicaFailure", "ProgressDeadlineExceeded")
 
 
 def ready(parts: Mapping[str, Condition]) -> Condition:
@@ -24,5 +27,9 @@ def ready(parts: Mapping[str, Condition]) -> Condition:
         parts: the summarized conditions by type, in order of precedence.
     """
     serves = parts[AVAILABLE].status == "True"
-    counted = [part for kind, part in parts.items() if not (serves and kind == PODS_SCHEDULED)]
+
+    def counts(kind: str, part: Condition) -> bool:
+        return not serves or not (kind == PODS_SCHEDULED or part.reason in _OF_OTHER_PODS)
+
+    counted = [part for kind, part in parts.items() if counts(kind, part)]
     return next((part for status in ("False", "Unknown") for part in counted if part.status == status), counted[-1])

@@ -1,0 +1,56 @@
+"""The cluster's nodes, for the placement of downloads. They are read when a download starts, and not watched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from fastgen_operator.kinds import NODE, Object
+from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.reconcile.backoff import is_within
+
+logger = logging.getLogger(__name__)
+
+# A download that finds no node looks at the nodes again. One list serves all of them for this long.
+TRUST: Final = timedelta(seconds=10)
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Reads the nodes; safe to use from several threads."""
+
+    client: KubeClient
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _found: tuple[datetime, tuple[Object, ...]] | None = None
+
+    def read(self, now: datetime) -> tuple[Object, ...]:
+        """Return the nodes, reduced to what `children/placement.py` reads; none if the operator may not list them.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        with self._lock:
+            if self._found is None or not is_within(TRUST, self._found[0], now):
+                self._found = now, self._list()
+            return self._found[1]
+
+    def _list(self) -> tuple[Object, ...]:
+        try:
+            _, items = self.client.list(NODE, None)
+            return tuple(_trimmed(node) for node in items)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            logger.info("nodes may not be listed: a download to a new volume requests the resources of a replica")
+            return ()
+
+
+def _trimmed(node: Object) -> Object:
+    metadata = {"name": node["metadata"]["name"], "labels": node["metadata"].get("labels", {})}
+    allocatable = node.get("status", {}).get("allocatable", {})
+    taints = node.get("spec", {}).get("taints", [])
+    return {"metadata": metadata, "spec": {"taints": taints}, "status": {"allocatable": allocatable}}

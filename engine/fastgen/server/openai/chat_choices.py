@@ -24,7 +24,7 @@ from fastgen.server.openai.responses import (
 )
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.text.reasoning import ReasoningParser
-from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Collected, Content, ToolEvent
+from fastgen.text.tools.events import CallArguments, Collected, Content, ToolEvent
 
 _TOOL_CALLS = "tool_calls"
 
@@ -84,7 +84,7 @@ class ChatChunkWriter:
         self._includes_reasoning = options.reasoning is not None and options.reasoning.include
         self._has_token_ids = bool(options.body.return_token_ids)
         self._num_sent_tokens = 0
-        self._valid_calls: set[int] = set()
+        self._has_called = False
         self._pending_logprobs: list[TokenLogprobs] = []
 
     @property
@@ -113,7 +113,7 @@ class ChatChunkWriter:
         ]
         if is_last:
             reason = finish_reason(delta.finish_reason)
-            if self._valid_calls and reason == "stop":
+            if self._has_called and reason == "stop":
                 reason = _TOOL_CALLS
             logprobs, token_ids = self._take_logprobs(), self._take_tokens(output)
             chunks.append(ChatChunkChoice(self._index, Delta(), reason, logprobs, delta.stop_reason, token_ids))
@@ -137,13 +137,8 @@ class ChatChunkWriter:
             return [Delta(content=event.text)]
         if self._tools.max_calls is not None and event.index >= self._tools.max_calls:
             return []
-        match event:
-            case CallBegun(index, name):
-                self._valid_calls.add(index)
-                call = ToolCallDelta(index, FunctionCall("", name), self._tools.format.new_id(), "function")
-                return [Delta(tool_calls=[call])]
-            case CallArguments(index, text):
-                return [Delta(tool_calls=[ToolCallDelta(index, FunctionCall(text))])]
-            case CallBroken(index):  # the client has received it already
-                self._valid_calls.discard(index)
-        return []
+        if isinstance(event, CallArguments):
+            return [Delta(tool_calls=[ToolCallDelta(event.index, FunctionCall(event.text))])]
+        self._has_called = True
+        call = ToolCallDelta(event.index, FunctionCall("", event.name), self._tools.format.new_id(), "function")
+        return [Delta(tool_calls=[call])]

@@ -22,24 +22,13 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments; the pieces form JSON unless the generation is cut short."""
+    """The next piece of a call's arguments; the pieces form JSON unless the model wrote none, or was cut short."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBroken:
-    """A presumed call turned out not to be one: `text` is its complete text.
-
-    A consumer that has not emitted the call yet emits the text instead; a streamed call cannot be withdrawn.
-    """
-
-    index: int
-    text: str
-
-
-ToolEvent = Content | CallBegun | CallArguments | CallBroken
+ToolEvent = Content | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
@@ -67,9 +56,6 @@ class Collected:
                     self._calls[index] = ToolCall(name)
                 case CallArguments(index, text):
                     self._calls[index].arguments += text
-                case CallBroken(index, text):
-                    del self._calls[index]
-                    self._content.append(text)
 
     @property
     def content(self) -> str:
@@ -78,5 +64,5 @@ class Collected:
 
     @property
     def calls(self) -> list[ToolCall]:
-        """The completed calls."""
+        """The calls."""
         return [self._calls[index] for index in sorted(self._calls)]

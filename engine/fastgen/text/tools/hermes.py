@@ -5,12 +5,16 @@ SmolLM2 writes a list of such objects between one pair of tags; both are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
-from fastgen.text.tools.parser import Machine
+from fastgen.text.tools.parser import STRAYS, Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ENDS = (_CLOSE, "```")
+_FENCE = "```json"
+_HEAD = re.compile(rf"(?:\s|{_OPEN}|```(?:json)?(?=[\s{{\[]))*")
 
 
 class Hermes(ToolFormat):
@@ -44,18 +48,33 @@ class _Reader(Machine):
         return self.seek(_OPEN, self._opened)
 
     def _opened(self) -> bool:
-        body = self.buffer.lstrip()
-        if not body and not self.ended:
+        """Parse what follows the opening mark: calls, possibly in a code fence or after another mark."""
+        head = _HEAD.match(self.buffer)
+        assert head is not None
+        body = self.buffer[head.end() :]
+        if not self.ended and (not body or any(mark.startswith(body) for mark in (_OPEN, _FENCE))):
             return False
+        prefix, self.buffer = _OPEN + self.buffer[: head.end()], body
         if body.startswith("{"):
-            prefix, self.buffer = _OPEN + self.buffer[: -len(body)], body
-            self.state = self.read_call(prefix, None, self._closing, self._reading)
+            self.state = self.read_call(prefix, None, self._inside, self._reading, _ENDS)
         elif body.startswith("["):
-            self.state = self.read_list(_OPEN, self._closing, self._reading)
+            self.state = self.read_list(prefix, self._inside, self._reading, marks=_ENDS)
         else:
-            self.show(_OPEN)
+            self.show(prefix)
             self.state = self._reading
         return True
 
-    def _closing(self) -> bool:
-        return self.skip(_CLOSE, self._reading)
+    def _inside(self) -> bool:
+        """Drop what follows a call without meaning, its closing mark included."""
+        dropped = self.drop(STRAYS, _CLOSE)
+        if dropped is None:
+            return False
+        self.state = self._reading if _CLOSE in dropped else self._before_end
+        return True
+
+    def _before_end(self) -> bool:
+        """Show text between a call and its closing mark."""
+        found = self.reach((_OPEN, _CLOSE), self._reading)
+        if self.buffer.startswith(_CLOSE):
+            self.state = self._inside
+        return found

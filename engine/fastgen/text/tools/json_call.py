@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken, Content, ToolEvent
+from fastgen.text.tools.events import CallArguments, CallBegun, Content, ToolEvent
 from fastgen.text.tools.json_text import JsonReader, dumped, is_name, loaded, strict
 
 # The usual spelling; any other is buffered completely before it is judged.
@@ -20,6 +21,9 @@ _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 class CallReader:
     """Parses `{"name": ..., "arguments": {...}}` and passes the arguments on as they arrive.
 
+    An object whose name has been read is a call, whatever follows: clients of a stream have got it. Its arguments may
+    not be valid JSON then.
+
     Attributes:
         done: whether the object is complete, or known not to be a call.
         called: whether it is a call, as far as known.
@@ -28,38 +32,41 @@ class CallReader:
         index: number of the call.
         prefix: text before the object, which becomes content with it if it is not a call.
         names: function names that make a call; None for any name.
+        marks: texts that end the object if brackets are missing.
     """
 
-    def __init__(self, index: int, prefix: str, names: frozenset[str] | None) -> None:
+    def __init__(self, index: int, prefix: str, names: frozenset[str] | None, marks: Sequence[str]) -> None:
         self.done = False
         self.called = False
         self._index = index
         self._prefix = prefix
         self._names = names
         self._raw = ""
-        self._object = JsonReader()
+        self._repaired = ""
+        self._object = JsonReader(marks)
         self._arguments: JsonReader | None = None
 
     def push(self, text: str) -> tuple[list[ToolEvent], str]:
-        """Return the events of this text, and its part after the object."""
-        _, end = self._object.push(text)
-        taken, rest = (text, "") if end is None else (text[:end], text[end:])
-        before = len(self._raw)
-        self._raw += taken
+        """Return the events of this text, and the text after the object."""
+        piece, rest = self._object.push(text)
+        raw = self._raw + text
+        self._raw = raw[: len(raw) - len(rest)] if rest else raw  # a mark may have begun in an earlier text
+        before = len(self._repaired)
+        self._repaired += piece
         events: list[ToolEvent] = []
         if not self.called:
             before = self._begin(events)
         if self.done:  # not a call, as its beginning shows
-            return events, self._over(events) + rest
-        if self.called and self._arguments is not None:
-            piece, closed = self._arguments.push(self._raw[before:])
-            if closed is not None:
+            return events, self._over(events) + (rest or "")
+        if self._arguments is not None:
+            arguments, after = self._arguments.push(self._repaired[before:])
+            if after is not None:
                 self._arguments = None
-            if piece:
-                events.append(CallArguments(self._index, piece))
-        if end is not None:
+            if arguments:
+                events.append(CallArguments(self._index, arguments))
+        if rest is not None:
             self._close(events)
-        return events, rest
+        return events, rest or ""
 
     def finish(self) -> list[ToolEvent]:
         """Return the remaining events if the generation ends inside the object; a call keeps partial arguments."""
@@ -69,7 +76,7 @@ class CallReader:
     def _begin(self, events: list[ToolEvent]) -> int:
         """Find the name; return the position of the arguments."""
         first = _FIRST_KEY.match(self._raw)
-        header = _HEADER.match(self._raw[:_LONGEST_HEADER])
+        header = _HEADER.match(self._repaired[:_LONGEST_HEADER])
         name = loaded(header.group(1)) if header else None
         unknown = is_name(name) and self._names is not None and name not in self._names
         if (first and first.group(1) not in _KEYS) or unknown:
@@ -89,15 +96,11 @@ class CallReader:
         return self._raw[first.end() :]
 
     def _close(self, events: list[ToolEvent]) -> None:
-        """Decide at the end of the object whether it is a call."""
+        """Decide at the end of the object whether it is a call, unless its name has told."""
         self.done = True
-        whole = loaded(self._raw)
         if self.called:
-            if whole is None:
-                self.called = False
-                events.append(CallBroken(self._index, self._prefix + self._raw))
             return
-        call = _call_in(whole)
+        call = _call_in(loaded(self._repaired))
         if call is None or (self._names is not None and call[0] not in self._names):
             events.append(Content(self._prefix + self._raw))
             return

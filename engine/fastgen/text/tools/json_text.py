@@ -3,52 +3,97 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import isfinite
 from typing import TypeGuard
+
+_CLOSING = {"{": "}", "[": "]"}
+_OPENING = {closing: opening for opening, closing in _CLOSING.items()}
 
 
 class JsonReader:
     """Follows a JSON object or array through pieces of text, and rewrites what `loaded` accepts as strict JSON.
 
     Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
-    encoded as UTF-8.
+    encoded as UTF-8. Missing closing brackets are added where a bracket before them closes, and before one of `marks`:
+    texts outside of strings that end the value. Their first characters differ and occur only once in them.
     """
 
-    __slots__ = ("_depth", "_escaped", "_in_string")
+    __slots__ = ("_escaped", "_held", "_in_string", "_marks", "_num_open", "_open")
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, marks: Sequence[str] = ()) -> None:
+        self._marks = {mark[0]: mark for mark in marks}
+        self._held = ""  # characters outside of strings that begin a mark
+        self._open: list[str] = []
+        self._num_open = dict.fromkeys(_CLOSING, 0)
         self._in_string = False
         self._escaped = False
 
-    def push(self, text: str) -> tuple[str, int | None]:
-        """Return the next piece as strict JSON; and, if the value ends in `text`, how many characters belong to it."""
-        pieces = []
+    def push(self, text: str) -> tuple[str, str | None]:
+        """Return the next piece as strict JSON; and, once the value has ended, the text after it."""
+        pieces: list[str] = []
         for place, character in enumerate(text):
-            if not self._in_string:
-                pieces.append(character)
-                self._in_string = character == '"'
-                if character in "{[":
-                    self._depth += 1
-                elif character in "}]":
-                    self._depth -= 1
-                    if self._depth <= 0:
-                        return "".join(pieces), place + 1
-            elif self._escaped:
-                pieces.append(character)
-                self._escaped = False
-            else:
-                self._escaped = character == "\\"
-                self._in_string = character != '"'
-                must_be_escaped = character < " " or "\ud800" <= character <= "\udfff"
-                pieces.append(json.dumps(character)[1:-1] if must_be_escaped else character)
+            if self._in_string:
+                pieces.append(self._in_text(character))
+                continue
+            held, self._held = self._held, ""
+            mark = self._marks.get((held or character)[0], "")
+            if mark.startswith(held + character):
+                self._held = held + character
+                if self._held == mark:
+                    return "".join([*pieces, self._all_closed()]), mark + text[place + 1 :]
+                continue
+            if held and character in self._marks:  # of another mark
+                self._held, character = character, ""
+            for outside in held + character:
+                piece, end = self._outside(outside)
+                pieces.append(piece)
+                if end is not None:  # only the last character may end the value: no other one of a mark is a bracket
+                    return "".join(pieces), text[place + end :]
         return "".join(pieces), None
+
+    def _in_text(self, character: str) -> str:
+        """Return a character of a string."""
+        if self._escaped:
+            self._escaped = False
+            return character
+        self._escaped = character == "\\"
+        self._in_string = character != '"'
+        must_be_escaped = character < " " or "\ud800" <= character <= "\udfff"
+        return json.dumps(character)[1:-1] if must_be_escaped else character
+
+    def _outside(self, character: str) -> tuple[str, int | None]:
+        """Return a character outside of strings, with the brackets missing before it.
+
+        Also return whether the value ends before it (0) or behind it (1).
+        """
+        self._in_string = character == '"'
+        if character in _CLOSING:
+            self._open.append(character)
+            self._num_open[character] += 1
+        opening = _OPENING.get(character)
+        if opening is None:
+            return character, None
+        if not self._num_open[opening]:  # it closes what is around the value
+            return self._all_closed(), 0
+        missing = ""
+        while (last := self._pop()) != opening:
+            missing += _CLOSING[last]
+        return missing + character, None if self._open else 1
+
+    def _all_closed(self) -> str:
+        return "".join([_CLOSING[self._pop()] for _ in range(len(self._open))])
+
+    def _pop(self) -> str:
+        last = self._open.pop()
+        self._num_open[last] -= 1
+        return last
 
 
 def strict(text: str) -> str:
     """Rewrite a JSON value that `loaded` accepts as strict JSON."""
-    piece, end = JsonReader().push(text)
-    return piece if end is None else piece + text[end:]  # white space may follow
+    piece, rest = JsonReader().push(text)
+    return piece + (rest or "")  # white space may follow
 
 
 def loaded(text: str) -> object:

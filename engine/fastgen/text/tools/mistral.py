@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import string
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import CallArguments, CallBegun, CallBroken
+from fastgen.text.tools.events import CallArguments, CallBegun
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
-from fastgen.text.tools.json_text import JsonReader, loaded
-from fastgen.text.tools.parser import Machine
+from fastgen.text.tools.json_text import JsonReader
+from fastgen.text.tools.parser import STRAYS, Machine
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # required by Mistral's templates
 _LONGEST_NAME = 256
+_HEAD = re.compile(rf"(?:\s|{re.escape(_CALLS)})*")
 
 
 class Mistral(ToolFormat):
@@ -61,17 +63,21 @@ class _Reader(Machine):
     def __init__(self) -> None:
         super().__init__(self._reading)
         self._arguments = JsonReader()
-        self._raw = ""
+        self._prefix = ""
 
     def _reading(self) -> bool:
         return self.seek(_CALLS, self._opened)
 
     def _opened(self) -> bool:
-        body = self.buffer.lstrip()
-        if not body and not self.ended:
+        head = _HEAD.match(self.buffer)
+        assert head is not None
+        body = self.buffer[head.end() :]
+        if not self.ended and _CALLS.startswith(body):
             return False
-        in_list = body.startswith("[")
-        self.state = self.read_list(_CALLS, self._reading, self._reading) if in_list else self._naming
+        self._prefix, self.buffer = _CALLS + head[0], body
+        self.state = self._naming
+        if body.startswith("["):
+            self.state = self.read_list(self._prefix, self._behind, self._reading, marks=(_CALLS,))
         return True
 
     def _naming(self) -> bool:
@@ -82,32 +88,36 @@ class _Reader(Machine):
                 return False
             self._show_mark()
             return True
-        name = self.buffer[:place].partition(_ID)[0].strip()
-        if not name:
+        name, arguments = self.buffer[:place].partition(_ID)[0].strip(), self.buffer[place + len(_ARGS) :].lstrip()
+        if not arguments and not self.ended:
+            return False
+        if not name or not "{".startswith(arguments[:1]):
             self._show_mark()
             return True
-        self._raw = _CALLS + self.buffer[:place] + _ARGS
-        self.buffer = self.buffer[place + len(_ARGS) :]
+        self.buffer = arguments
         self.note([CallBegun(self.num_calls, name)])
-        self._arguments = JsonReader()
+        self._arguments = JsonReader((_CALLS,))
         self.state = self._in_arguments
         return True
 
     def _in_arguments(self) -> bool:
-        index = self.num_calls - 1
-        piece, end = self._arguments.push(self.buffer)
-        taken, self.buffer = (self.buffer, "") if end is None else (self.buffer[:end], self.buffer[end:])
-        self._raw += taken
+        piece, rest = self._arguments.push(self.buffer)
+        self.buffer = rest or ""
         if piece:
-            self.note([CallArguments(index, piece)])
-        if end is None:
+            self.note([CallArguments(self.num_calls - 1, piece)])
+        if rest is None:
             return False
-        if not isinstance(loaded(self._raw.partition(_ARGS)[2]), dict):
-            self.note([CallBroken(index, self._raw)])
+        self.state = self._behind
+        return True
+
+    def _behind(self) -> bool:
+        """Drop what follows a call without meaning."""
+        if self.drop(STRAYS) is None:
+            return False
         self.state = self._reading
         return True
 
     def _show_mark(self) -> None:
         """Emit the mark and the text after it as content: they form no call."""
-        self.show(_CALLS)
+        self.show(self._prefix)
         self.state = self._reading

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tools.events import CallBegun, Content, ToolEvent
 from fastgen.text.tools.json_call import CallReader
 
 State = Callable[[], bool]
+
+# What models write behind a call without meaning: brackets too many, and the end of a code fence.
+STRAYS = ("}", "]", "```")
 
 
 class Machine:
@@ -51,9 +56,14 @@ class Machine:
         if solid:
             self._events.append(Content(solid))
 
-    def read_call(self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State) -> State:
-        """Return a state that parses one call object; `otherwise` continues if it is not a call."""
-        reader = CallReader(self.num_calls, prefix, names)
+    def read_call(
+        self, prefix: str, names: frozenset[str] | None, then: State, otherwise: State, marks: Sequence[str]
+    ) -> State:
+        """Return a state that parses one call object, which one of `marks` ends at the latest.
+
+        `otherwise` continues if it is not a call.
+        """
+        reader = CallReader(self.num_calls, prefix, names, marks)
 
         def reading() -> bool:
             events, self.buffer = reader.push(self.buffer)
@@ -68,11 +78,19 @@ class Machine:
         return reading
 
     def read_list(
-        self, prefix: str, then: State, otherwise: State, *, names: frozenset[str] | None = None, separators: str = ","
+        self,
+        prefix: str,
+        then: State,
+        otherwise: State,
+        *,
+        marks: Sequence[str],
+        names: frozenset[str] | None = None,
+        separators: Sequence[str] = (",", "}"),
     ) -> State:
         """Return a state that parses a list of calls, whose opening bracket may be missing, after `prefix`.
 
-        `otherwise` continues if an item is not a call to one of `names`; `then` continues after the end of the list.
+        `otherwise` continues if the first item is not a call to one of `names`; `then` continues after the list, and
+        after its calls if another item is not one.
         """
 
         def beginning() -> bool:
@@ -80,26 +98,26 @@ class Machine:
             if not inside and not self.ended:
                 return False
             if inside.startswith("{"):
-                read_at(inside, prefix)
+                read_at(inside, prefix, otherwise)
             else:
                 self.show(prefix)
                 self.state = otherwise
             return True
 
         def between() -> bool:
-            body = self.buffer.lstrip(" \t\r\n" + separators)
-            if not body and not self.ended:
+            if self.drop(separators) is None:
                 return False
+            body = self.buffer.lstrip()
             if body.startswith("{"):
-                read_at(body, "")
+                read_at(body, "", then)
             else:
-                self.buffer = body.removeprefix("]")
+                self.buffer = body.removeprefix("]") if body.startswith("]") else self.buffer
                 self.state = then
             return True
 
-        def read_at(body: str, before: str) -> None:
+        def read_at(body: str, before: str, if_none: State) -> None:
             shown, self.buffer = before + self.buffer[: len(self.buffer) - len(body)], body
-            self.state = self.read_call(shown, names, between, otherwise)
+            self.state = self.read_call(shown, names, between, if_none, marks)
 
         return beginning
 
@@ -139,17 +157,27 @@ class Machine:
             self.buffer = self.buffer.removeprefix(mark)
         return found
 
-    def skip(self, mark: str, then: State) -> bool:
-        """As a state: consume an optional closing mark, then continue with `then`."""
-        body = self.buffer.lstrip()
-        if not self.ended and len(body) < len(mark) and mark.startswith(body):
-            return False
-        self.buffer = body.removeprefix(mark) if not mark.startswith(body) else ""
-        self.state = then
-        return True
+    def drop(self, strays: Sequence[str], mark: str = "") -> str | None:
+        """Consume `strays` and then `mark`, each in any number and with the white space before it.
+
+        Return the text dropped, or None while the next text may belong to it.
+        """
+        found = _any_number_of(tuple(strays), mark).match(self.buffer)
+        assert found is not None
+        body = self.buffer[found.end() :].lstrip()
+        if not self.ended and any(text.startswith(body) for text in (*strays, mark)):
+            return None
+        self.buffer = self.buffer[found.end() :]
+        return found[0]
 
     def _run(self) -> list[ToolEvent]:
         while self.state():
             pass
         events, self._events = self._events, []
         return events
+
+
+@cache
+def _any_number_of(strays: tuple[str, ...], mark: str) -> re.Pattern[str]:
+    either = "|".join(map(re.escape, strays))
+    return re.compile(rf"(?:\s*(?:{either}))*" + (rf"(?:\s*{re.escape(mark)})*" if mark else ""))

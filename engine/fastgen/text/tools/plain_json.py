@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
-from fastgen.text.tools.parser import Machine
+from fastgen.text.tools.parser import STRAYS, Machine
 
-_PYTHON_TAG = "<|python_tag|>"
+_PYTHON_TAG, _FENCE = "<|python_tag|>", "```json"
+_HEAD = re.compile(rf"(?:\s|{re.escape(_PYTHON_TAG)}|```(?:json)?(?=[\s{{\[]))*")
+_ENDS = (_PYTHON_TAG, "```")
+_SEPARATORS = (";", ",", "}", _PYTHON_TAG)
 
 
 class PlainJson(ToolFormat):
@@ -40,23 +44,31 @@ class Llama3Json(PlainJson):
 
 
 class _Reader(Machine):
-    """Parses calls at the beginning of the generation; text after anything else is content."""
+    """Parses calls at the beginning of the generation, maybe in a fence; text after anything else is content."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(self._beginning)
         self._names = names
 
     def _beginning(self) -> bool:
-        body = self.buffer.lstrip()
-        if not self.ended and len(body) < len(_PYTHON_TAG) and _PYTHON_TAG.startswith(body):
-            return False
-        after_tag = body.removeprefix(_PYTHON_TAG).lstrip()
-        if not after_tag and not self.ended:
+        head = _HEAD.match(self.buffer)
+        assert head is not None
+        body = self.buffer[head.end() :]
+        if not self.ended and any(mark.startswith(body) for mark in (_PYTHON_TAG, _FENCE)):
             return False
         self.state = self._content
-        if after_tag.startswith(("{", "[")):
-            prefix, self.buffer = self.buffer[: len(self.buffer) - len(after_tag)], after_tag
-            self.state = self.read_list(prefix, self._content, self._content, names=self._names, separators=";,")
+        if body.startswith(("{", "[")):
+            prefix, self.buffer = head[0], body
+            self.state = self.read_list(
+                prefix, self._behind, self._content, names=self._names, separators=_SEPARATORS, marks=_ENDS
+            )
+        return True
+
+    def _behind(self) -> bool:
+        """Drop what follows the calls without meaning."""
+        if self.drop(STRAYS) is None:
+            return False
+        self.state = self._content
         return True
 
     def _content(self) -> bool:

@@ -167,7 +167,19 @@ class _Reader(Machine):
         return found
 
     def _closing(self) -> bool:
-        return self.skip(_CLOSE, self._reading)
+        """Drop what follows a function without meaning, its closing mark included."""
+        dropped = self.drop((_FUNCTION_END, _PARAMETER_END), _CLOSE)
+        if dropped is None:
+            return False
+        self.state = self._reading if _CLOSE in dropped else self._before_end
+        return True
+
+    def _before_end(self) -> bool:
+        """Show text between a function and its closing mark."""
+        found = self.reach((_OPEN, _FUNCTION, _CLOSE), self._reading)
+        if self.buffer.startswith(_CLOSE):
+            self.state = self._closing
+        return found
 
     def _write(self, text: str) -> None:
         if text:

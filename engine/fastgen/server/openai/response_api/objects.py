@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from fastgen.server.openai.chat_choices import ChoiceOptions
 from fastgen.server.openai.response_api.request import ResponseRequest
-from fastgen.server.openai.responses import ChatChoice, CompletionTokensDetails, CompletionUsage
+from fastgen.server.openai.responses import CompletionTokensDetails, CompletionUsage
 from fastgen.server.serving.request_handler import RequestHandler
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -181,18 +181,3 @@ def finished(begun: Response, usage: CompletionUsage, finish_reason: str | None)
         usage=ResponseUsage.of(usage),
         completed_at=int(time.time()) if status == "completed" else None,
     )
-
-
-def items_of(choice: ChatChoice) -> list[Item]:
-    """Return the output items of a chat choice. The last one is incomplete if the generation was cut short."""
-    message, items = choice.message, list[Item]()
-    if not isinstance(message.reasoning, UnsetType):
-        items.append(ReasoningItem(new_id("rs"), [ReasoningText(message.reasoning)], "completed"))
-    if message.content:
-        items.append(MessageItem(new_id("msg"), [OutputText(message.content)], "completed"))
-    for call in () if isinstance(message.tool_calls, UnsetType) else message.tool_calls:
-        name = call.function.name or ""
-        items.append(FunctionCallItem(new_id("fc"), call.id, name, call.function.arguments, "completed"))
-    if items and choice.finish_reason not in ("stop", "tool_calls"):
-        items[-1] = msgspec.structs.replace(items[-1], status="incomplete")
-    return items

@@ -12,6 +12,7 @@ import tokenizers
 
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.tokenizer_formats import gguf, huggingface
+from fastgen.text.tokenizer_formats.added_tokens import TokenFiles
 from fastgen.text.vocabulary import Vocabulary
 
 
@@ -44,10 +45,10 @@ class Tokenizer:
             ConfigError: if the kind of tokenizer is not supported or its files are damaged.
         """
         if isinstance(source, Path):
-            settings = huggingface.read_settings(source)
-            special = huggingface.named_special_tokens(settings)
-            templates = huggingface.read_chat_templates(source, settings)
-            backend = huggingface.build(source)
+            files = TokenFiles(source)
+            special = huggingface.named_special_tokens(files)
+            templates = huggingface.read_chat_templates(source, files.settings)
+            backend = huggingface.build(source, files)
         else:
             backend = gguf.build(source)
             special, templates = gguf.named_special_tokens(source), gguf.chat_templates(source)

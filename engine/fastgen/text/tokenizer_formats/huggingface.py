@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,29 @@ from typing import Any
 import tokenizers
 
 from fastgen.config import ConfigError
+from fastgen.text.tokenizer_formats import prefix_space
+from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_tokens
+from fastgen.text.tokenizer_formats.json_files import field, read_text
+
+_FILE = "tokenizer.json"
 
 
-def build(directory: Path) -> tokenizers.Tokenizer:
-    """Return the tokenizer that tokenizer.json defines completely.
+def build(directory: Path, files: TokenFiles) -> tokenizers.Tokenizer:
+    """Return the tokenizer of tokenizer.json with the tokens that the other files add.
 
     Raises:
         ConfigError: if the file is missing or cannot be read.
     """
-    path = directory / "tokenizer.json"
+    path = directory / _FILE
     if not path.is_file():
         raise ConfigError(f"{directory}: has no tokenizer.json; save the tokenizer there with transformers")
-    return read(tokenizers.Tokenizer.from_file, str(path), path)
+    backend = read(tokenizers.Tokenizer.from_file, str(path), path)
+    add_tokens(backend, files)
+    backend.encode_special_tokens = files.settings.get("split_special_tokens") is True
+    adds = files.settings.get("add_prefix_space")
+    if isinstance(adds, bool) and prefix_space.applies(files.settings.get("tokenizer_class")):
+        prefix_space.apply(backend, adds)
+    return backend
 
 
 def read(parse: Callable[[str], tokenizers.Tokenizer], given: str, name: object) -> tokenizers.Tokenizer:
@@ -40,36 +50,47 @@ def read(parse: Callable[[str], tokenizers.Tokenizer], given: str, name: object)
     return backend
 
 
-def read_settings(directory: Path) -> Mapping[str, Any]:
-    """Return tokenizer_config.json merged over special_tokens_map.json; empty if both are missing."""
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        if not path.is_file():
-            continue
-        try:
-            settings |= json.loads(path.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{path}: not valid JSON: {error}") from None
-    return settings
-
-
-def named_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def named_special_tokens(files: TokenFiles) -> dict[str, str]:
     """Return the special tokens that templates use by name, such as `bos_token`."""
-    names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-    found = {name: settings[name] for name in names if settings.get(name)}
-    return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in found.items()}
+    return {name: files.named[name].content for name in NAMES if name in files.named}
+
+
+def end_token_id(directory: Path) -> int | None:
+    """Return the id of the tokenizer's `eos_token`; None if it has none, or there is no tokenizer.
+
+    The tokenizer is built only if the files do not declare the id.
+
+    Raises:
+        ConfigError: if a file is damaged.
+    """
+    files = TokenFiles(directory)
+    if "eos_token" not in files.named:
+        return None
+    content = files.named["eos_token"].content
+    declared = next((token_id for token_id, token in files.declared.items() if token.content == content), None)
+    if declared is not None or not (directory / _FILE).is_file():
+        return declared
+    found: int | None = build(directory, files).token_to_id(content)
+    return found
 
 
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name, from files or settings. The usual one is named `default`.
 
     As in transformers, chat_template.jinja replaces all templates of the settings.
+
+    Raises:
+        ConfigError: if a template cannot be read.
     """
-    templates = {path.stem: path.read_text() for path in (directory / "additional_chat_templates").glob("*.jinja")}
-    path, setting = directory / "chat_template.jinja", settings.get("chat_template")
+    folder = directory / "additional_chat_templates"
+    templates = {path.stem: read_text(path) for path in folder.glob("*.jinja")}
+    path, where = directory / "chat_template.jinja", directory / "tokenizer_config.json"
+    setting = field(settings, "chat_template", (str, list), where)
     if path.is_file():
-        return templates | {"default": path.read_text()}
-    if isinstance(setting, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in setting} | templates
-    return templates if setting is None else {"default": str(setting)} | templates
+        return templates | {"default": read_text(path)}
+    if not isinstance(setting, list):
+        return templates if setting is None else {"default": setting} | templates
+    for entry in setting:
+        if not (isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("name", "template"))):
+            raise ConfigError(f"{where}: each chat_template of the list must have the strings name and template")
+    return {entry["name"]: entry["template"] for entry in setting} | templates

@@ -72,7 +72,7 @@ class RequestOutput:
         self.cached_tokens = 0
         self.queue_seconds: float | None = None
         self.pooled: bytes | None = None
-        self._output = OutputText(tokenizer, rules)
+        self._output = OutputText(tokenizer, rules, request.prompt_token_ids)
         self._pieces: list[str] = []
         self._num_taken_pieces = 0
         self._num_taken_logprobs = 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastgen.core.request import FinishReason
-from fastgen.text.detokenizer import Detokenizer
+from fastgen.text.detokenizer import Detokenizer, incomplete_end
 from fastgen.text.reasoning import AnswerFinder, ReasoningFormat, Start
 from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings
@@ -27,6 +27,7 @@ class TextRules:
         min_tokens: number of tokens before which no stop string ends the text.
         skip_special_tokens: leave special tokens out of the text.
         shown_tokens: special tokens that appear in the text despite `skip_special_tokens`.
+        follows_prompt: the text is read behind that of the prompt: it completes a character that the prompt begins.
         reasoning: marks of the reasoning before the answer, and where the generation starts; None if all is answer.
     """
 
@@ -35,6 +36,7 @@ class TextRules:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     shown_tokens: frozenset[int] = frozenset()
+    follows_prompt: bool = False
     reasoning: tuple[ReasoningFormat, Start] | None = None
 
 
@@ -55,10 +57,13 @@ class OutputText:
         *("finish_reason", "num_tokens", "stop_string"),
     )
 
-    def __init__(self, tokenizer: Tokenizer, rules: TextRules = _DEFAULT_RULES) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, rules: TextRules = _DEFAULT_RULES, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         hidden = tokenizer.special_token_ids - rules.shown_tokens if rules.skip_special_tokens else frozenset[int]()
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer, hidden)
+        incomplete = incomplete_end(prompt_token_ids, tokenizer, hidden) if rules.follows_prompt else b""
+        self._detokenizer = Detokenizer(tokenizer, hidden, incomplete)
         self._special_stops = SpecialStops.of(rules.stop, tokenizer, hidden) if rules.stop else SpecialStops(())
         self._stops = StopStrings(self._special_stops.stops)
         self._answer = AnswerFinder(*rules.reasoning) if rules.stop and rules.reasoning else None

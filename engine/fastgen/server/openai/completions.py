@@ -9,6 +9,7 @@ from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.sse import EventTemplate, event, while_connected
+from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
 from fastgen.server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
@@ -110,10 +111,11 @@ class _ChoiceWriter:
     def __init__(self, index: int, body: CompletionRequest, tokenizer: Tokenizer) -> None:
         self._index = index
         self._body = body
+        self._prompt = body.prompt[index // body.num_choices]
         self._tokenizer = tokenizer
         self._token_text = TokenText(tokenizer, bool(body.return_tokens_as_token_ids))
-        hidden = frozenset[int]() if body.skip_special_tokens is False else tokenizer.special_token_ids
-        self._logprobs = CompletionLogprobsWriter(self._token_text, hidden)
+        self._hidden = frozenset[int]() if body.skip_special_tokens is False else tokenizer.special_token_ids
+        self._logprobs = CompletionLogprobsWriter(self._token_text, self._hidden)
         self._is_first = True
         self._num_sent_tokens = 0
 
@@ -121,10 +123,12 @@ class _ChoiceWriter:
         """Return the choice for a delta of `output`."""
         body, prompt_token_ids = self._body, output.request.prompt_token_ids
         is_first, self._is_first = self._is_first, False
-        echoed = self._prompt_text() if is_first and body.echo else ""
+        echoed = self._prompt_text(prompt_token_ids) if is_first and body.echo else ""
         logprobs = None
         if body.logprobs is not None and is_first and body.echo:
-            prompt = self._logprobs.write_prompt(echoed, prompt_token_ids, output.prompt_logprobs or ())
+            hidden = frozenset[int]() if isinstance(self._prompt, str) else self._hidden
+            offsets = echo.offsets(echoed, prompt_token_ids, self._tokenizer, hidden)
+            prompt = self._logprobs.write_prompt(echoed, offsets, prompt_token_ids, output.prompt_logprobs or ())
             logprobs = concatenate(prompt, self._logprobs.write(delta.logprobs))
         elif body.logprobs is not None:
             logprobs = self._logprobs.write(delta.logprobs)
@@ -141,8 +145,8 @@ class _ChoiceWriter:
             token_ids if body.return_token_ids else UNSET,
         )
 
-    def _prompt_text(self) -> str:
-        prompt = self._body.prompt[self._index // self._body.num_choices]
-        if isinstance(prompt, str):
-            return prompt
-        return self._tokenizer.decode(prompt, skip_special_tokens=self._body.skip_special_tokens is not False)
+    def _prompt_text(self, kept: list[int]) -> str:
+        """Return the prompt's text: as given, or of the tokens that were given or kept."""
+        if isinstance(self._prompt, str) and self._body.truncate_prompt_tokens is None:
+            return self._prompt
+        return echo.echoed(self._prompt, kept, self._tokenizer, self._hidden)

@@ -18,7 +18,7 @@ from fastgen.server.openai.responses import (
     TokenLogprob,
     TopLogprob,
 )
-from fastgen.text.detokenizer import Detokenizer
+from fastgen.text.detokenizer import Detokenizer, incomplete_end
 from fastgen.text.tokenizer import Tokenizer
 
 _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token; JSON has no infinity
@@ -55,12 +55,19 @@ class CompletionLogprobsWriter:
 
     def __init__(self, token_text: TokenText, hidden: frozenset[int]) -> None:
         self._token_text = token_text
+        self._hidden = hidden
         self._detokenizer = Detokenizer(token_text.tokenizer, hidden)
         self._offset = 0
 
-    def write_prompt(self, text: str, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Return the logprobs of a prompt echoed as `text`; its first token has none."""
-        offsets = self._prompt_offsets(text, token_ids)
+    def write_prompt(
+        self, text: str, offsets: list[int], token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
+    ) -> CompletionLogprobs:
+        """Return the logprobs of a prompt echoed as `text` with these offsets; its first token has none.
+
+        The first generated tokens may complete a character of the prompt.
+        """
+        incomplete = incomplete_end(token_ids, self._token_text.tokenizer, self._hidden)
+        self._detokenizer = Detokenizer(self._token_text.tokenizer, self._hidden, incomplete)
         self._offset = len(text)
         first = CompletionLogprobs([self._token_text.key(token_ids[0])], [None], [None], offsets[:1])
         return concatenate(first, self._write(entries, offsets[1:]))
@@ -85,27 +92,9 @@ class CompletionLogprobsWriter:
             offsets,
         )
 
-    def _prompt_offsets(self, text: str, token_ids: Sequence[int]) -> list[int]:
-        """Return the offset of each prompt token in `text`.
-
-        The text may contain special tokens. It lacks those that encoding added, and a first space that it added.
-        """
-        tokenizer = self._token_text.tokenizer
-        detokenizer, offset, offsets = Detokenizer(tokenizer, frozenset()), 0, []
-        for token_id in token_ids:
-            offsets.append(offset)
-            piece = detokenizer.push([token_id])
-            if text.startswith(piece, offset):
-                offset += len(piece)
-            elif text.startswith(piece.removeprefix(" "), offset):
-                offset += len(piece) - 1
-            elif token_id not in tokenizer.special_token_ids:  # the normalizer changed the characters
-                offset = min(len(text), offset + len(piece))
-        return offsets
-
     def _advance(self, token_id: int) -> int:
         """Return the offset of a generated token and move behind it."""
-        before = self._offset
+        before = self._offset + self._detokenizer.num_before(token_id)
         self._offset += len(self._detokenizer.push([token_id]))
         return before
 

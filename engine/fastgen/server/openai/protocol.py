@@ -8,7 +8,7 @@ To add a sampling parameter, add it to `SamplingParams` and, under the same name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
@@ -84,7 +84,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
     return_token_ids: Boolean | None = Field(None, description="adds `prompt_token_ids` and `token_ids`")
     add_special_tokens: Boolean | None = None
     truncate_prompt_tokens: TruncationLimit | None = Field(
-        None, description="-1 keeps what fits with `max_tokens`; the end of the prompt is kept"
+        None, description="-1 keeps what fits with `max_tokens`; the end of the prompt is kept, and `echo` returns that"
     )
     truncation_side: TruncationSide = Field(None, description="`right` keeps the start")
 
@@ -116,7 +116,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
     def text_rules(
         self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
     ) -> TextRules:
-        """Return how tokens become text.
+        """Return how generated tokens become text.
 
         Args:
             shown_tokens: special tokens that the server parses itself.
@@ -207,6 +207,12 @@ class CompletionRequest(GenerationRequest):
         """Field names of engine parameters that are named differently here."""
         names = {"deadline_seconds": "timeout"}
         return names if self.prompt_logprobs is not None else {**names, "prompt_logprobs": "logprobs"}
+
+    def text_rules(
+        self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
+    ) -> TextRules:
+        """Return how generated tokens become text, which follows the prompt's if that is echoed."""
+        return replace(super().text_rules(shown_tokens, reasoning), follows_prompt=bool(self.echo))
 
     @property
     def requested_tokens(self) -> int | None:

@@ -57,7 +57,7 @@ def random_decoder(
 ) -> Decoder[DeviceInput]:
     """Return a model for the operators of `fastgen.kernels.gpu`."""
     shapes = architecture.tensor_shapes()
-    checkpoint = Checkpoint(lambda name: _RandomTensor(shapes[name], device))
+    checkpoint = Checkpoint(lambda name: _RandomTensor(shapes[name], device), architecture.head)
     weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), lambda _fraction: None)
     ropes = tuple(Rope(rope, longest=max_length) for rope in architecture.rope_configs)
     return Decoder(weights, GPUBackend(architecture, ropes, max_length, device), device=device, dtype=dtype)

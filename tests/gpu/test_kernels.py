@@ -365,7 +365,7 @@ def runner_of(kind: str, device: torch.device, dtype: torch.dtype, num_blocks: i
 def model_of(kind: str, device: torch.device, dtype: torch.dtype, longest: int = 256) -> Decoder[Any]:
     architecture = architecture_from_huggingface({"model_type": kind, **SIZES, **MODELS[kind]}, None)
     tensors = {name: Fixed(name, shape) for name, shape in architecture.tensor_shapes().items()}
-    checkpoint = Checkpoint(lambda name: tensors[name])  # type: ignore[arg-type,return-value]
+    checkpoint = Checkpoint(lambda name: tensors[name], architecture.head)  # type: ignore[arg-type,return-value]
     weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), lambda _fraction: None)
     ropes = tuple(Rope(rope, longest=longest) for rope in architecture.rope_configs)
     return Decoder(weights, GPUBackend(architecture, ropes, longest, device), device=device, dtype=dtype)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastgen.model import ModelError
-from fastgen.model.source import ModelSource, read_json, read_json_object
+from fastgen.model.config.fields import Fields, named, shown
+from fastgen.model.folder_files import is_inside, read_json, read_json_object
+from fastgen.model.source import ModelSource
 
 Method = Literal["last", "mean"]
 
@@ -40,7 +42,7 @@ def pooling_config(source: ModelSource) -> PoolingConfig | None:
     """
     if source.gguf is not None:
         kind = source.gguf.metadata.get("general.architecture")
-        number = source.gguf.metadata.get(f"{kind}.pooling_type")
+        number = Fields(source.gguf.metadata).count(f"{kind}.pooling_type")
         return PoolingConfig(_GGUF_METHODS[number]) if number in _GGUF_METHODS else None
     modules = source.path / "modules.json"
     return _of_modules(source.path, modules) if modules.is_file() else None
@@ -55,9 +57,13 @@ def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
         return None
     for name in modules:
         if name not in _SUPPORTED:
-            raise ModelError(f"{path}: the module {name} is not supported: only {', '.join(sorted(_SUPPORTED))} are")
+            raise ModelError(
+                f"{path}: the module {named(name)} is not supported: only {', '.join(sorted(_SUPPORTED))} are"
+            )
+    if not is_inside(modules["Pooling"]):
+        raise ModelError(f"{path}: the path of Pooling is {shown(modules['Pooling'])}: expected one in the folder")
     pooling_path = folder / modules["Pooling"] / "config.json"
-    dimensions = read_json_object(folder / "config.json").get("matryoshka_dimensions") or ()
+    dimensions = Fields(read_json_object(folder / "config.json")).integers("matryoshka_dimensions") or ()
     return PoolingConfig(
         _method(pooling_path, read_json_object(pooling_path)), "Normalize" in modules, tuple(dimensions)
     )
@@ -69,8 +75,8 @@ def _method(path: Path, config: dict[str, Any]) -> Method:
     modes = [config["pooling_mode"]] if "pooling_mode" in config else [
         name.removeprefix(prefix) for name, value in config.items() if name.startswith(prefix) and value is True
     ]  # fmt: skip
-    if len(modes) != 1 or modes[0] not in _METHODS:
+    if len(modes) != 1 or str(modes[0]) not in _METHODS:
         raise ModelError(
-            f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not supported: use last or mean"
+            f"{path}: pooling by {named(', '.join(map(str, modes))) or 'nothing'} is not supported: use last or mean"
         )
     return _METHODS[modes[0]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,16 @@ from typing import Any
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.architecture import MOST_LAYERS, ModelArchitecture
+from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
+from fastgen.model.folder_files import read_json_object
 from fastgen.model.hub import download, hub_repository
+
+# Names of the number of layers, of which transformers builds every one before it reads a weight.
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,14 @@ class ModelSource:
         Raises:
             ModelError: if it does not exist or cannot be served.
         """
-        path = Path(model).expanduser()
-        if path.is_dir():
-            return cls._open_directory(path)
-        if path.is_file():
-            return cls._open_gguf(path)
+        try:
+            path = Path(model).expanduser()
+            if path.is_dir():
+                return cls._open_directory(path)
+            if path.is_file():
+                return cls._open_gguf(path)
+        except (OSError, RuntimeError) as error:  # unreadable folders, names that are too long, unknown home folders
+            raise ModelError(f"model {shown(model)}: cannot be opened ({error})") from None
         if hub_repository(model) is not None:
             return cls._open_directory(download(model))
         raise ModelError(
@@ -79,8 +86,9 @@ class ModelSource:
             raise ModelError(f"model {path}: the directory has no config.json: {remedy}")
         generation_path = path / "generation_config.json"
         generation_config = read_json_object(generation_path) if generation_path.is_file() else None
+        config = read_json_object(config_path)
         try:
-            architecture = _native(read_json_object(config_path), generation_config)
+            architecture = _native(config, generation_config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, architecture, path, None)
@@ -92,34 +100,32 @@ def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) ->
     Raises:
         ModelError: naming the field of a model that neither can serve.
     """
-    if is_native(config):
-        return architecture_from_huggingface(config, generation_config)
-    kind, classes = config.get("model_type"), config.get("architectures")
-    if not isinstance(kind, str):
-        raise ModelError(f"config.json: model_type is {kind!r}: expected the name of a decoder")
-    if config.get("is_encoder_decoder"):
-        raise ModelError(f"config.json: model_type is {kind!r}: encoder-decoder models are not served")
-    for name in ("vision_config", "audio_config"):
-        if name in config:
-            raise ModelError(f"config.json: model_type is {kind!r} with {name}: only text models are served")
-    if config.get("quantization_config"):
-        raise ModelError("config.json: quantization_config is set: quantised checkpoints are not served, use GGUF")
-    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
-        raise ModelError(f"config.json: architectures is {classes}: only causal language models are served")
+    try:
+        if is_native(config):
+            return architecture_from_huggingface(config, generation_config)
+        _check_for_transformers(Fields(config))
+    except ModelError as error:
+        raise ModelError(f"config.json: {error}") from None
     return None
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON value of a file; raise a ModelError if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON ({error})") from None
+def _check_for_transformers(fields: Fields) -> None:
+    """Check the fields of a model that transformers' code may run.
 
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file; raise a ModelError if it cannot be read or holds another value."""
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: expected a JSON object")
-    return values
+    Raises:
+        ModelError: naming the field of a model that neither can serve.
+    """
+    kind, classes = fields.value("model_type"), fields.texts("architectures")
+    if not isinstance(kind, str):
+        raise ModelError(f"model_type is {shown(kind)}: expected the name of a decoder")
+    if fields.flag("is_encoder_decoder", False):
+        raise ModelError(f"model_type is {shown(kind)}: encoder-decoder models are not served")
+    for name in ("vision_config", "audio_config"):
+        if fields.value(name) is not None:
+            raise ModelError(f"model_type is {shown(kind)} with {name}: only text models are served")
+    if fields.value("quantization_config"):
+        raise ModelError("quantization_config is set: quantised checkpoints are not served, use GGUF")
+    if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
+        raise ModelError(f"architectures is {shown(classes)}: only causal language models are served")
+    for name in _LAYER_COUNTS:
+        fields.integer(name, 1, most=MOST_LAYERS)

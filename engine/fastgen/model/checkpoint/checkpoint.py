@@ -16,6 +16,7 @@ import torch
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import KVScales
+from fastgen.model.config.fields import named
 
 # Looks up rows [n] int64 of an embedding table and returns a new [n, columns].
 EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
@@ -56,11 +57,13 @@ class Checkpoint:
 
     Attributes:
         stored: returns a tensor without reading it.
+        head: name of the output head's tensor. A safetensors file may have a head although its model ties it.
         rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
         kv_scales: scales of a float8 KV cache for each layer, or None.
     """
 
     stored: Callable[[str], StoredTensor]
+    head: str
     rope_factors: torch.Tensor | None = None
     kv_scales: tuple[KVScales, ...] | None = None
 
@@ -105,6 +108,6 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Ma
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         raise ModelError(
-            f"{path}: tensor {unknown[0]} is not part of the model that its configuration describes: "
+            f"{path}: tensor {named(unknown[0])} is not part of the model that its configuration describes: "
             "ignoring it would change the results"
         )

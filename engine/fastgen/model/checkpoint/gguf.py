@@ -28,9 +28,7 @@ from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.config.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelArchitecture
 from fastgen.model.config.gguf_families import PAIRED_FAMILIES
-from fastgen.model.config.rope_from_gguf import LONG_FACTORS, SHORT_FACTORS
-
-ROPE_FACTORS = "rope_freqs.weight"
+from fastgen.model.config.rope_from_gguf import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 _NAMES = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
 _PARTS = {
@@ -79,7 +77,7 @@ def open_gguf(file: GGUFFile, architecture: ModelArchitecture) -> Checkpoint:
     experts = max((layer.experts.count for layer in architecture.layers if layer.experts), default=0)
     check_tensors(file.path, stored_shapes(shapes, locations, experts), found)
     factors = torch.from_numpy(np.array(file.tensor(ROPE_FACTORS))) if ROPE_FACTORS in names else None
-    return Checkpoint(lambda name: GGUFTensor(file, locations[name], shapes[name]), factors)
+    return Checkpoint(lambda name: GGUFTensor(file, locations[name], shapes[name]), architecture.head, factors)
 
 
 class GGUFTensor:

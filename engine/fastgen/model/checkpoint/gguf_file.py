@@ -1,6 +1,7 @@
 """Reader of GGUF files: metadata eagerly, tensors on demand.
 
-Format: the GGUF specification of ggml, versions 2 and 3, little-endian.
+Format: the GGUF specification of ggml, versions 2 and 3, little-endian. The checks of damaged files are those of
+llama.cpp's reader (ggml/src/gguf.cpp).
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import numpy.typing as npt
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
+from fastgen.model.config.fields import named, shown
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
-_MAX_DIMENSIONS = 8  # ggml has 4; a larger number means a damaged file
+_MOST_DIMENSIONS = 4
+_MOST_NAME = 64  # bytes of a tensor's name, in ggml
+# Bounds on the time and memory that a head costs. The largest, with a vocabulary, its merges and a tokenizer.json, have
+# about 40 MiB, a few hundred keys, some ten thousand tensors, and arrays of half a million entries.
+_MOST_HEAD = 128 << 20
+_MOST_KEYS, _MOST_TENSORS, _MOST_ENTRIES = 1 << 16, 1 << 20, 1 << 22
 
 # struct codes of GGUF value types 0 to 12, without string and array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -31,6 +38,10 @@ _STRING, _ARRAY = 8, 9
 
 class _Truncated(Exception):
     """The file ends in the middle of a value."""
+
+
+class _Damaged(Exception):
+    """The file has a value that none of its format has; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +62,12 @@ class _Cursor:
         self.position = 0
 
     def scalar(self, code: str) -> Any:
-        try:
-            (value,) = struct.unpack_from("<" + code, self._data, self.position)
-        except struct.error:
-            raise _Truncated from None
-        self.position += struct.calcsize("<" + code)
-        return value
+        start = self._advance(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self._data, start)[0]
 
     def string(self) -> str:
-        length = self.scalar("Q")
-        start, end = self.position, self.position + length
-        if end > len(self._data):
-            raise _Truncated
-        self.position = end
-        return self._data[start:end].decode("utf-8", errors="replace")
+        start = self._advance(self.scalar("Q"))
+        return self._data[start : self.position].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -72,25 +75,30 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:
-            raise ValueError(f"unknown value type {kind}")
+            raise _Damaged(f"unknown value type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def _array(self) -> list[Any]:
         kind, count = self.scalar("I"), self.scalar("Q")
-        if count > len(self._data):
-            raise _Truncated
-        if kind in (_STRING, _ARRAY):
-            read = self.string if kind == _STRING else self._array
-            return [read() for _ in range(count)]
+        if count > _MOST_ENTRIES:
+            raise _Damaged(f"array of {count} entries")
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
         if kind not in _SCALARS:
-            raise ValueError(f"unsupported array type {kind}")
+            raise _Damaged(f"array of type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.bool_)
-        end = self.position + count * dtype.itemsize
-        if end > len(self._data):
-            raise _Truncated
-        values: list[Any] = np.frombuffer(self._data, dtype, count, self.position).tolist()
-        self.position = end
+        start = self._advance(count * dtype.itemsize)
+        values: list[Any] = np.frombuffer(self._data, dtype, count, start).tolist()
         return values
+
+    def _advance(self, size: int) -> int:
+        """Move past `size` bytes and return where they begin."""
+        start, self.position = self.position, self.position + size
+        if self.position > len(self._data):
+            raise _Truncated
+        if self.position > _MOST_HEAD:
+            raise _Damaged(f"metadata of more than {_MOST_HEAD >> 20} MiB")
+        return start
 
 
 class GGUFFile:
@@ -109,18 +117,18 @@ class GGUFFile:
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # for example of an empty file
             raise ModelError(f"{path}: cannot be read as a GGUF file ({error})") from None
         cursor = _Cursor(self._data)
         try:
-            num_tensors, num_pairs = self._read_header(cursor)
-            self.metadata: Mapping[str, Any] = {
-                cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(num_pairs)
-            }
+            num_tensors, num_keys = self._read_header(cursor)
+            if num_tensors > _MOST_TENSORS or num_keys > _MOST_KEYS:
+                raise _Damaged(f"{num_tensors} tensors and {num_keys} keys")
+            self.metadata: Mapping[str, Any] = self._read_metadata(cursor, num_keys)
             self._tensors = self._read_tensor_infos(cursor, num_tensors)
         except _Truncated:
             raise ModelError(f"{path}: the GGUF file is truncated: download it again") from None
-        except ValueError as error:
+        except _Damaged as error:
             raise ModelError(f"{path}: the GGUF file is damaged ({error}): download it again") from None
 
     def tensor_names(self) -> Sequence[str]:
@@ -154,35 +162,50 @@ class GGUFFile:
             )
         return cursor.scalar("Q"), cursor.scalar("Q")
 
+    def _read_metadata(self, cursor: _Cursor, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = cursor.string()
+            if not key or key in metadata:
+                raise _Damaged(f"repeated or empty key {shown(key)}")
+            metadata[key] = cursor.value(cursor.scalar("I"))
+        return metadata
+
     def _read_tensor_infos(self, cursor: _Cursor, count: int) -> dict[str, TensorInfo]:
-        entries = []
+        entries: dict[str, tuple[tuple[int, ...], TensorType, int]] = {}
         for _ in range(count):
             name, num_dimensions = cursor.string(), cursor.scalar("I")
-            if num_dimensions > _MAX_DIMENSIONS:
-                raise ValueError(f"tensor {name} with {num_dimensions} dimensions")
+            if name in entries or len(name.encode()) >= _MOST_NAME:
+                raise _Damaged(f"repeated or long tensor name {named(name)}")
+            if num_dimensions > _MOST_DIMENSIONS:
+                raise _Damaged(f"tensor {named(name)} with {num_dimensions} dimensions")
             shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
-            entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
-        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-        data_start = -(-cursor.position // alignment) * alignment
+            entries[name] = shape, self._type_of(name, cursor.scalar("I"), shape), cursor.scalar("Q")
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            raise _Damaged(f"general.alignment {shown(alignment)}, which is not a power of 2")
+        data_start, end = -(-cursor.position // alignment) * alignment, 0
         tensors = {}
-        for name, shape, kind, offset in entries:
-            tensor_type = self._type_of(name, kind, shape)
+        for name, (shape, tensor_type, offset) in entries.items():
             num_bytes = math.prod(shape) // tensor_type.block * tensor_type.block_bytes
-            info = TensorInfo(shape, tensor_type, data_start + offset, num_bytes)
+            if offset != end:  # tensors follow one another, in the order of their entries
+                raise _Damaged(f"tensor {named(name)} at offset {offset} instead of {end}")
+            tensors[name] = info = TensorInfo(shape, tensor_type, data_start + offset, num_bytes)
             if info.offset + info.num_bytes > len(self._data):
                 raise _Truncated
-            tensors[name] = info
+            end += -(-num_bytes // alignment) * alignment
         return tensors
 
     def _type_of(self, name: str, kind: int, shape: tuple[int, ...]) -> TensorType:
         found = TYPES.get(kind)
         if found is None:
             raise ModelError(
-                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not supported: convert the model to Q8_0, "
-                f"Q4_K_M or F16 (supported: {', '.join(each.name for each in TYPES.values())})"
+                f"{self.path}: tensor {named(name)} has {_name_of(kind)}, which is not supported: convert the model to "
+                f"Q8_0, Q4_K_M or F16 (supported: {', '.join(each.name for each in TYPES.values())})"
             )
-        if shape and shape[-1] % found.block:
-            raise ValueError(f"tensor {name}: rows of {shape[-1]} values cannot be in blocks of {found.block}")
+        row = shape[-1] if shape else 1
+        if row % found.block:
+            raise _Damaged(f"tensor {named(name)}: rows of {row} values cannot be in blocks of {found.block}")
         return found
 
 

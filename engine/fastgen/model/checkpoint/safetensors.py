@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import safetensors
 import torch
 
-from fastgen.model import ModelError
+from fastgen.model import ModelError, first_line
 from fastgen.model.checkpoint.checkpoint import (
     Checkpoint,
     EmbeddingTable,
@@ -24,6 +23,8 @@ from fastgen.model.checkpoint.checkpoint import (
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import is_kv_scale, read_kv_scales
 from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
+from fastgen.model.config.fields import named, shown
+from fastgen.model.folder_files import is_inside, read_json_object
 
 # Names of the decoder's tensors begin so in a checkpoint with a head.
 _PREFIX = "model."
@@ -42,30 +43,43 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     Raises:
         ModelError: naming the faulty file or tensor.
     """
-    files: dict[Path, Any] = {path: safetensors.safe_open(path, "pt") for path in _safetensors_files(directory)}
-    holder = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    scales = read_kv_scales(
-        directory, filter(is_kv_scale, holder), lambda name: holder[name].get_tensor(name), architecture.num_layers
-    )
+    holder = _open_files(directory)
+
+    def tensor(name: str, rows: slice | None = None) -> torch.Tensor:
+        file = holder[name]
+        try:
+            values: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+        except Exception as error:  # safetensors raises several, for example for a type that torch does not have
+            raise ModelError(f"{directory}: tensor {named(name)} cannot be read ({first_line(error)})") from None
+        return values
+
+    scales = read_kv_scales(directory, filter(is_kv_scale, holder), tensor, architecture.num_layers)
     found = {name: tuple(file.get_slice(name).get_shape()) for name, file in holder.items() if not _is_no_weight(name)}
-    if architecture.tie_word_embeddings:
+    if not architecture.has_head:
         found.pop(HEAD, None)
+    elif architecture.tie_word_embeddings and {EMBEDDING, HEAD} <= found.keys():
+        # As in transformers: a head with values of its own is used, whatever config.json says.
+        embedding, head = tensor(EMBEDDING), tensor(HEAD)
+        if embedding.dtype == head.dtype and torch.equal(embedding, head):
+            found.pop(HEAD)
+        else:
+            architecture = replace(architecture, tie_word_embeddings=False)
     shapes, locations = architecture.tensor_shapes(), _locate_tensors(architecture)
     if EMBEDDING not in found and EMBEDDING.removeprefix(_PREFIX) in found:  # saved without the head
         locations = {name: replace(at, name=at.name.removeprefix(_PREFIX)) for name, at in locations.items()}
+    elif EMBEDDING not in found and architecture.tie_word_embeddings and HEAD in found:  # one of the two is enough
+        locations[EMBEDDING] = TensorLocation(HEAD)
     check_tensors(directory, stored_shapes(shapes, locations), found)
 
     def read(name: str) -> torch.Tensor:
         stored, first = locations[name].name, locations[name].first_row
-        file, rows = holder[stored], shapes[name][0]
-        values: torch.Tensor = (
-            file.get_tensor(stored) if found[stored][0] == rows else file.get_slice(stored)[first : first + rows]
-        )
+        rows = shapes[name][0]
+        values = tensor(stored, None if found[stored][0] == rows else slice(first, first + rows))
         if not values.dtype.is_floating_point or values.dtype.itemsize < 2:
             raise ModelError(f"{directory}: tensor {stored} is {values.dtype}: convert it to float32 or bfloat16")
         return values
 
-    return Checkpoint(lambda name: FloatTensor(lambda: read(name)), kv_scales=scales)
+    return Checkpoint(lambda name: FloatTensor(lambda: read(name)), architecture.head, kv_scales=scales)
 
 
 class FloatTensor:
@@ -94,19 +108,41 @@ def _is_no_weight(name: str) -> bool:
     return is_kv_scale(name) or name.endswith("rotary_emb.inv_freq")
 
 
-def _safetensors_files(directory: Path) -> list[Path]:
-    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.is_file():
+def _open_files(directory: Path) -> dict[str, Any]:
+    """Return the open safetensors file of each tensor, by the tensor's name."""
+    holder: dict[str, Any] = {}
+    for path in _safetensors_files(directory):
         try:
-            files = sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{index}: cannot be read as an index of safetensors files ({error})") from None
-    else:
-        files = [single]
+            file: Any = safetensors.safe_open(path, "pt")
+        except Exception as error:  # safetensors.SafetensorError, OSError and others
+            raise ModelError(f"{path}: cannot be read as a safetensors file ({first_line(error)})") from None
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            if name in holder:
+                raise ModelError(
+                    f"{path}: tensor {named(name)} is in another file of the checkpoint too: remove one of them"
+                )
+            holder[name] = file
+    return holder
+
+
+def _safetensors_files(directory: Path) -> list[Path]:
+    """Return the files of the checkpoint: one, or those of an index. As in transformers, the one precedes an index."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    files = _indexed_files(index) if index.is_file() and not single.is_file() else [single]
     for path in files:
         if not path.is_file():
             raise ModelError(f"{directory}: {path.name} is missing: the weights must be safetensors files")
     return files
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    names = read_json_object(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ModelError(f"{index}: weight_map must be an object with the name of a file for each tensor")
+    for name in names.values():
+        if not name.endswith(".safetensors") or not is_inside(name):
+            raise ModelError(f"{index}: weight_map names {shown(name)}: expected a safetensors file in the directory")
+    return sorted({index.parent / name for name in names.values()})
 
 
 def _locate_tensors(architecture: ModelArchitecture) -> dict[str, TensorLocation]:

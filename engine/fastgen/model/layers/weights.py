@@ -12,7 +12,6 @@ from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable
 from fastgen.model.config.architecture import (
     EMBEDDING,
     FINAL_NORM,
-    HEAD,
     Experts,
     LayerKind,
     ModelArchitecture,
@@ -95,7 +94,7 @@ class DecoderWeights:
             progress((index + 1) / (architecture.num_layers + 1))
         final_norm = weight_format.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
         embedding = source.stored(EMBEDDING)
-        head = weight_format.linear([embedding if architecture.tie_word_embeddings else source.stored(HEAD)])
+        head = weight_format.linear([embedding if source.head == EMBEDDING else source.stored(source.head)])
         weights = cls(architecture, weight_format.table(embedding), tuple(layers), final_norm, head)
         progress(1.0)
         return weights

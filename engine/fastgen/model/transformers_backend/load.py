@@ -51,7 +51,7 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         found: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    except (ValueError, KeyError, OSError) as error:
+    except Exception as error:  # whatever transformers makes of values that it does not check
         raise ModelError(
             f"{directory}: config.json does not describe a decoder that transformers implements "
             f"({first_line(error)}): it cannot be served"
@@ -84,7 +84,9 @@ def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: to
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # as above
         raise ModelError(f"{directory}: the weights cannot be read: {first_line(error)}") from None
     model, info = loaded
     if info["missing_keys"]:

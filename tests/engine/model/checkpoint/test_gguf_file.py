@@ -81,7 +81,7 @@ def test_a_truncated_file_is_rejected_in_one_line(tmp_path: Path, length: int) -
         (b"PK\3\4" + bytes(60), "not a GGUF file"),
         (b"GGUF\1\0\0\0" + bytes(60), "GGUF version 1"),
         (b"GGUF\0\0\0\3" + bytes(60), "big-endian"),
-        (b"GGUF\3\0\0\0" + b"\xff" * 60, "truncated"),
+        (b"GGUF\3\0\0\0" + b"\xff" * 60, "damaged"),
     ],
 )
 def test_a_file_that_is_not_gguf_is_rejected(tmp_path: Path, head: bytes, words: str) -> None:

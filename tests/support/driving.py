@@ -163,7 +163,6 @@ def transformers_twin(source: ModelSource) -> LlamaForCausalLM:
         rms_norm_eps=a.rms_norm_eps,
         rope_theta=a.rope_configs[0].theta,
         tie_word_embeddings=a.tie_word_embeddings,
-        bos_token_id=a.bos_token_id,
         eos_token_id=sorted(a.eos_token_ids),
     )
     model: LlamaForCausalLM = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]

@@ -21,8 +21,7 @@ Quantity = Annotated[
         }
     ),
 ]
-FREE_FORM: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-FreeForm = Annotated[dict[str, Any], WithJsonSchema(FREE_FORM)]
+FreeForm = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 # Name of a Secret, a claim or a class.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]

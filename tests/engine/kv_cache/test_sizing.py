@@ -37,7 +37,6 @@ SMOLLM2 = ModelArchitecture(
     attention_scale=64**-0.5,
     tie_word_embeddings=True,
     eos_token_ids=frozenset({2}),
-    bos_token_id=1,
 )
 KV = KVShape(num_layers=30, num_kv_heads=3, key_dim=64, value_dim=64)
 BLOCK = 2 * 30 * 3 * 64 * 64 * 4

@@ -14,6 +14,10 @@ from fastgen.model.config.rope import LongScaling, RopeConfig
 
 Activation = Literal["silu", "gelu_tanh"]
 
+# More than any model has: bounds keep a damaged file from asking for unbounded memory.
+MOST_LAYERS = 4096
+_MOST_EXPERTS = 1 << 20
+
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
@@ -75,7 +79,6 @@ class ModelArchitecture:
         embedding_scale: factor of the embeddings.
         has_head: whether the checkpoint can generate. Without a head, only its hidden states have a meaning.
         eos_token_ids: all tokens that end a generation.
-        bos_token_id: token that begins a text, or None.
     """
 
     name: str
@@ -92,7 +95,6 @@ class ModelArchitecture:
     attention_scale: float
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
-    bos_token_id: int | None
     activation: Activation = "silu"
     norm_offset: float = 0.0
     sandwich_norms: bool = False
@@ -113,12 +115,20 @@ class ModelArchitecture:
         for rope in self.rope_configs:
             if rope.dimensions % 2:
                 raise ModelError(f"head_dim {rope.dimensions} is odd: rotary positions need pairs")
+        experts = sum(layer.experts.count for layer in self.layers if layer.experts)
+        if experts > _MOST_EXPERTS:
+            raise ModelError(f"the layers have {experts} experts: expected at most {_MOST_EXPERTS}")
         assert all(layer.rope < len(self.rope_configs) for layer in self.layers)
 
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
         return len(self.layers)
+
+    @property
+    def head(self) -> str:
+        """Name of the output head's tensor: the embedding, if the two are tied."""
+        return EMBEDDING if self.tie_word_embeddings else HEAD
 
     @property
     def heads_per_kv_head(self) -> int:

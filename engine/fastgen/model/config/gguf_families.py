@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastgen.model import ModelError
-from fastgen.model.config.architecture import Experts, LayerKind
+from fastgen.model.config.architecture import MOST_LAYERS, Experts, LayerKind
 from fastgen.model.config.fields import Fields
 
 Features = dict[str, Any]  # fields of ModelArchitecture
@@ -107,17 +107,29 @@ def _experts(fields: Fields, *, intermediate_size: int, normalised: bool, shared
 
 
 def _layers(fields: Fields, window: int | None, experts: Experts | None = None) -> tuple[LayerKind, ...]:
-    return (LayerKind(window, experts=experts),) * fields.integer("block_count")
+    return (LayerKind(window, experts=experts),) * _count(fields)
+
+
+def _count(fields: Fields) -> int:
+    """Return the number of layers."""
+    return fields.integer("block_count", most=MOST_LAYERS)
 
 
 def _alternating(fields: Fields, *, window: int | None, period: int, rope: int = 0) -> tuple[LayerKind, ...]:
-    """Return layers of which every `period`-th has full attention; the others have the window and `rope`."""
-    count = fields.integer("block_count")
+    """Return layers of which every `period`-th has full attention; the others have the window and `rope`.
+
+    The file may state another period, or list the layers.
+    """
+    count = _count(fields)
     if window is None:
         return (LayerKind(),) * count
-    period = fields.integer("attention.sliding_window_pattern", period)
-    windowed = LayerKind(window, rope=rope)
-    return tuple(windowed if (index + 1) % period else LayerKind() for index in range(count))
+    windowed, name = LayerKind(window, rope=rope), "attention.sliding_window_pattern"
+    if isinstance(fields.value(name), list):  # whether each layer has a window
+        flags = fields.flags(name, count)
+    else:
+        period = fields.integer(name, period)
+        flags = tuple((index + 1) % period != 0 for index in range(count))
+    return tuple(windowed if flag else LayerKind() for flag in flags)
 
 
 def _window(fields: Fields) -> int | None:

@@ -36,14 +36,18 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("mistral-window", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types mixes windows"),
+        (
+            "mistral-window",
+            {"layer_types": ["full_attention", *["sliding_attention"] * 2]},
+            "layer_types mixes windows",
+        ),
         ("qwen2-windows", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
         ("qwen3", {"layer_types": ["full_attention"] * 2}, "lists 2 layers, but num_hidden_layers is 3"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attention'"),
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
         ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1"),
         ("gemma3", {"use_bidirectional_attention": True}, "only causal attention"),
-        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is set"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
         ("qwen2-moe", {"num_experts_per_tok": 5}, "5 experts per token, but the layers have only 4"),
         ("qwen2-moe", {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),

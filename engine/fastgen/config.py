@@ -226,7 +226,7 @@ class ServerConfig:
         served_model_names: names that requests may use; responses report the first. Empty: the model's file name.
     """
 
-    host: str = "0.0.0.0"
+    host: str = "::"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     max_queued_requests: int = setting_field(

@@ -36,7 +36,7 @@ from fastgen_operator.reconcile.pod_loads import read_loads
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
-from fastgen_operator.runtime.http_servers import decision_server, health_server
+from fastgen_operator.runtime.http_servers import decision_server, health_server, listening_address
 from fastgen_operator.runtime.informers import kinds_read, watch
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
     autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
-    address = settings.bind_address
+    address = listening_address(settings.bind_address)
     with ExitStack() as servers:
         with _port("--metrics-port", settings.metrics_port) as port:
             metrics_server, _ = start_http_server(port, address, metrics.registry)

@@ -16,18 +16,18 @@ NO_CUDA = "or use --device cpu"  # end of the engine's error without a GPU
 
 def test_too_many_gpus_give_insufficient_gpu_and_affect_no_other_resource(namespace: ServedNamespace) -> None:
     namespace.apply(manifest("fits"))
-    greedy = {"gpu": {"count": 64}, "limits": {"memory": "2Gi"}}
+    greedy = {"gpu": {"count": 1, "resourceName": "nvidia.com/mig-7g.80gb"}, "limits": {"memory": "2Gi"}}
     namespace.apply(manifest("greedy", engine={"device": "cuda", "maxModelLength": 2048}, resources=greedy))
     scheduled = namespace.wait_condition("PodsScheduled", "False", name="greedy")
     assert scheduled["reason"] == "InsufficientGPU"
-    assert "Insufficient nvidia.com/gpu" in scheduled["message"], "the scheduler's message is missing"
+    assert "Insufficient nvidia.com/mig-7g.80gb" in scheduled["message"], "the scheduler's message is missing"
     ready = namespace.condition("Ready", "greedy")
     assert (ready["status"], ready["reason"]) == ("False", "InsufficientGPU")
     namespace.wait_condition("Ready", "True", name="fits")
     assert namespace.condition("PodsScheduled", "fits")["status"] == "True"
     with namespace.url("fits") as url:
         assert eventually(lambda: httpx.get(f"{url}/ready").status_code == 200, within=30, what="fits")
-    patch = '{"spec": {"resources": {"gpu": {"count": 1}}}}'
+    patch = '{"spec": {"resources": {"gpu": {"resourceName": "nvidia.com/gpu"}}}}'
     namespace.kubectl("patch", "fgd", "greedy", "--type", "merge", "--patch", patch)
     namespace.wait_condition("PodsScheduled", "True", name="greedy")
     # The node only advertises a GPU. The engine finds none, and does not fall back to the CPU.

@@ -104,7 +104,7 @@ def test_an_interrupted_download_resumes_and_a_new_revision_replaces_the_model_w
         namespace.kubectl("delete", "jobs", "--all")
         (pod,) = namespace.pods()
         namespace.kubectl("delete", "pod", pod["metadata"]["name"])
-        namespace.wait_condition("Ready", "False")
+        eventually(lambda: pod["metadata"]["name"] not in str(namespace.pods()), within=60, what="the replacement")
         namespace.wait_condition("Ready", "True")
         eventually(lambda: "Berlin" in chat(url), within=60, what="a response from the replacement")
         assert namespace.items("jobs") == [], "the model is in the volume, and nothing is downloaded again"

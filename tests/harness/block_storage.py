@@ -55,7 +55,8 @@ def gpu_nodes(space: Space, *names: str, gpus: int) -> Iterator[Nodes]:
     """Create nodes with so many GPUs each, for pods with TOLERATION."""
     has = {"cpu": "8", "memory": "32Gi", "pods": "20", "nvidia.com/gpu": str(gpus)}
     for name in names:
-        metadata = {"name": name, "labels": {_HOST: name}, "annotations": {_ATTACHED_BY_CONTROLLER: "true"}}
+        labels = {_HOST: name, "kubernetes.io/os": "linux"}
+        metadata = {"name": name, "labels": labels, "annotations": {_ATTACHED_BY_CONTROLLER: "true"}}
         status = {"capacity": has, "allocatable": has, "conditions": [_ready()]}
         taint = {"key": TAINT, "effect": "NoSchedule"}
         node = {"metadata": metadata, "spec": {"taints": [taint]}, "status": status}

@@ -26,6 +26,7 @@ _OTHERS: Object = {
     "limits": {"example.com/disk": 1},
     "spec": {"nodeSelector": {"extra": "yes"}},
     "affinity": {"podAntiAffinity": {}},
+    "resourceClaims": [{"name": "other", "resourceClaimName": "device"}],
     # A second schedule of the same name would be rejected.
     "schedules": [{"name": "other", "start": "0 2 29 feb *", "durationSeconds": 60, "minReplicas": 4}],
 }

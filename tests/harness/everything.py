@@ -43,6 +43,7 @@ EVERYTHING: dict[str, Any] = {
             "hostNetwork": False,
             "nodeSelector": {},
             "hostAliases": [],
+            "resourceClaims": [{"name": "device", "resourceClaimName": "device"}],
             "imagePullSecrets": [{"name": "registry"}],
             "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
             "containers": [

@@ -15,7 +15,7 @@ def add(commands: Subcommands) -> None:
     """Add the command."""
     serve = add_command(commands, "serve", "serve a model over an OpenAI-compatible HTTP API", run)
     add_model(serve)
-    serve.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--host", default="::", help="address to listen on (default: %(default)s, all of IPv4 and IPv6)")
     serve.add_argument("--port", type=int, default=8000, help="port to listen on; 0 chooses a free one (default: 8000)")
     serve.add_argument(
         "--served-model-name",

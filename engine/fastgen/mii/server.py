@@ -70,7 +70,7 @@ def serve(
         log = deployments.log_file(name)
         words = ["serve", str(source.path.absolute()), "--host", host, "--port", str(port)]
         pid = _start([*words, "--served-model-name", name, *_flags(settings)], log)
-        shown = "127.0.0.1" if host in ("", "0.0.0.0") else f"[{host}]" if ":" in host else host
+        shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         deployment = Deployment(
             name=name,
             url=f"http://{shown}:{port}",

@@ -9,7 +9,7 @@ from pydantic import Field
 from fastgen.config import DEFAULT_TOKEN_BUDGET
 from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rule, setting_field
 
-# The flags that `children/pod.py` sets; extraArgs must not repeat them.
+# The flags that `children/pod.py` sets; extraArgs must not repeat them. It relies on the default of --host.
 OPERATOR_FLAGS: tuple[str, ...] = (
     *("--host", "--port", "--served-model-name"),
     *(

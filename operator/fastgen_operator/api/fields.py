@@ -21,7 +21,8 @@ Quantity = Annotated[
         }
     ),
 ]
-FreeForm = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+FREE_FORM: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+FreeForm = Annotated[dict[str, Any], WithJsonSchema(FREE_FORM)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
 # Name of a Secret, a claim or a class.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, Quantity, model_rules
+from fastgen_operator.api.fields import ApiModel, Quantity, model_rules, rule
 
 
 def within_limits(path: str) -> tuple[str, str]:
@@ -21,8 +21,17 @@ def within_limits(path: str) -> tuple[str, str]:
 class GPU(ApiModel):
     """GPUs of one replica, requested as an extended resource."""
 
-    count: int = Field(default=0, ge=0, le=64)
-    """Number of GPUs per replica. Must be 0 if spec.engine.device is cpu."""
+    count: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        json_schema_extra=rule(
+            "self <= 1",
+            "spec.resources.gpu.count must be 0 or 1, because the engine runs a model on one GPU and would leave the "
+            "others idle: set it to 1",
+        ),
+    )
+    """Number of GPUs per replica, at most 1. Must be 0 if spec.engine.device is cpu."""
     resource_name: str = Field(
         default="nvidia.com/gpu",
         max_length=253,

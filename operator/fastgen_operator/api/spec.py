@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import ApiModel, FreeForm, ObjectName, OperatorClass, model_rules, rule, setting_field
+from fastgen_operator.api.fields import FREE_FORM, ApiModel, ObjectName, OperatorClass, model_rules, rule, setting_field
 from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -35,14 +35,33 @@ class TemplateMetadata(ApiModel):
     """Annotations to add to the pods. They cannot override the operator's annotations."""
 
 
+_CLAIMS = {
+    "type": "array",
+    "items": FREE_FORM,
+    "description": "Devices of dynamic resource allocation, as in a pod's spec. With them, "
+    "spec.resources.gpu.count may be 0 for device cuda.",
+}
+# A patch, with the one part that a rule reads.
+_PodPatch = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            **FREE_FORM,
+            "properties": {"resourceClaims": _CLAIMS},
+        }
+    ),
+]
+
+
 class PodTemplate(ApiModel):
     """Patch for the generated pod template."""
 
     metadata: TemplateMetadata = TemplateMetadata()
-    spec: FreeForm | None = None
+    spec: _PodPatch | None = None
     """Strategic merge patch for the pod spec, as in `kubectl patch`. List items are matched by their merge key, for
-    example containers by name; the engine's container is named engine. `$patch: delete` removes an item. The command,
-    arguments and port of the engine container cannot be changed. A patch that violates the restricted Pod Security
+    example containers by name; the engine's container is named engine. `$patch: delete` in an item removes it, and
+    `{$patch: delete}` as the value of a field removes the field. The command, arguments and port of the engine
+    container cannot be changed. A patch that violates the restricted Pod Security
     Standard is applied, and reported in the condition PodsRestricted."""
 
 
@@ -57,9 +76,11 @@ class Spec(ApiModel):
             "startupDeadlineSeconds",
         ),
         (
-            "self.engine.device != 'cuda' || self.resources.gpu.count > 0",
+            "self.engine.device != 'cuda' || self.resources.gpu.count > 0 || has(self.podTemplate) && "
+            "has(self.podTemplate.spec) && has(self.podTemplate.spec.resourceClaims) && "
+            "self.podTemplate.spec.resourceClaims.size() > 0",
             "spec.resources.gpu.count must be at least 1 if spec.engine.device is cuda, because a pod only gets "
-            "the GPUs that it requests: set it to 1",
+            "the GPUs that it requests: set it to 1, or claim a device in spec.podTemplate.spec.resourceClaims",
         ),
         (
             "self.engine.device != 'cpu' || self.resources.gpu.count == 0",

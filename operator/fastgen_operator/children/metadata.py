@@ -9,6 +9,8 @@ from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL, Kind, Object
 
 HTTP_PORT: Final = 8000
+# Source: kubernetes/autoscaler, cluster-autoscaler/FAQ.md.
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 
 
@@ -70,6 +72,17 @@ def child(kind: Kind, owner: Object, fields: dict[str, Any], **overrides: Any) -
         },
         **fields,
     }
+
+
+def scratch_volume() -> dict[str, Any]:
+    """Return the volume of /tmp, bounded so that a runaway process ends its pod and not the node."""
+    return {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}
+
+
+def disposable_volumes(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotation that lets the cluster autoscaler evict the pod in spite of its emptyDirs."""
+    names = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
+    return {SAFE_TO_EVICT: ",".join(names)}
 
 
 # Security context of every container, as the restricted Pod Security Standard requires.

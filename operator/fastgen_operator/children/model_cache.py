@@ -14,7 +14,15 @@ from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.api.model import Cache
-from fastgen_operator.children.metadata import child, fetch_labels, labels, queue_labels, without_empty
+from fastgen_operator.children.metadata import (
+    child,
+    disposable_volumes,
+    fetch_labels,
+    labels,
+    queue_labels,
+    scratch_volume,
+    without_empty,
+)
 from fastgen_operator.children.model_source import fetch_container, model_address, model_volumes
 from fastgen_operator.children.placement import ANYWHERE, Placement
 from fastgen_operator.children.platform import PodSettings
@@ -68,13 +76,13 @@ def build_fetch_job(
         "enableServiceLinks": False,
         "restartPolicy": "OnFailure",
         **{field: engine_pod[field] for field in _PLACEMENT if field in engine_pod},
-        "volumes": [{"name": "tmp", "emptyDir": {}}, *model_volumes(name, spec), *settings.volumes],
+        "volumes": [scratch_volume(), *model_volumes(name, spec), *settings.volumes],
     }
     annotations = {MODEL_ANNOTATION: address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
     template, queue = (spec.pod_template or PodTemplate()).metadata, queue_labels(owner, spec)
     # The metadata of the engine's pods, except the labels that select them.
     names = {**template.labels, **queue, **fetch_labels(name)}
-    metadata = without_empty({"labels": names, "annotations": template.annotations})
+    metadata = {"labels": names, "annotations": {**disposable_volumes(pod), **template.annotations}}
     identity: list[Any] = [annotations, pod, metadata, fetch_container(spec, image, settings)]
     fetch = _hash(identity)
     job_name = f"{name}-fetch-{fetch if placement == ANYWHERE else _hash([identity, asdict(placement)])}"

@@ -21,7 +21,14 @@ CLUSTER_DNS: Final[tuple[Rule, ...]] = (
     # Link-local address of NodeLocal DNSCache.
     {"ipBlock": {"cidr": "169.254.20.10/32"}},
 )
-HTTPS_ANYWHERE: Final[tuple[Rule, ...]] = ({"ports": [{"port": 443, "protocol": "TCP"}]},)
+# Anything by HTTPS, and the agent of EKS Pod Identity, which has the credentials for S3.
+MODEL_SOURCES: Final[tuple[Rule, ...]] = (
+    {"ports": [{"port": 443, "protocol": "TCP"}]},
+    {
+        "to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}, {"ipBlock": {"cidr": "fd00:ec2::23/128"}}],
+        "ports": [{"port": 80, "protocol": "TCP"}],
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class Neighbours:
     prometheus: tuple[Rule, ...] = ()
     dns: tuple[Rule, ...] = CLUSTER_DNS
     dns_ports: tuple[int, ...] = DNS_PORTS
-    model_sources: tuple[Rule, ...] = HTTPS_ANYWHERE
+    model_sources: tuple[Rule, ...] = MODEL_SOURCES
 
 
 UNKNOWN_NEIGHBOURS: Final = Neighbours()

@@ -83,7 +83,9 @@ class PodSettings:
     def security_context(self) -> dict[str, Any]:
         """Security context of every pod."""
         user = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID} if self.fixed_user else {}
-        return {"runAsNonRoot": True, **user, "seccompProfile": {"type": "RuntimeDefault"}}
+        # Changing the owner of each file of a large volume would delay every start.
+        once = {"fsGroupChangePolicy": "OnRootMismatch"}
+        return {"runAsNonRoot": True, **user, **once, "seccompProfile": {"type": "RuntimeDefault"}}
 
     @property
     def egress(self) -> list[dict[str, Any]]:

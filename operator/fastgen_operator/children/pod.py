@@ -6,7 +6,14 @@ from math import ceil
 from typing import Any, Final
 
 from fastgen_operator.api import Scheduling, Spec
-from fastgen_operator.children.metadata import CONTAINER_SECURITY, HTTP_PORT, resources, selector, without_empty
+from fastgen_operator.children.metadata import (
+    CONTAINER_SECURITY,
+    HTTP_PORT,
+    resources,
+    scratch_volume,
+    selector,
+    without_empty,
+)
 from fastgen_operator.children.model_source import (
     downloads_in_pods,
     fetch_container,
@@ -39,8 +46,8 @@ def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettin
         **({"initContainers": [fetch_container(spec, image, settings)]} if downloads_in_pods(spec) else {}),
         "containers": [_container(name, spec, image, settings)],
         "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "cache", "emptyDir": {}},
+            scratch_volume(),
+            {"name": "cache", "emptyDir": {"sizeLimit": "10Gi"}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
             *model_volumes(name, spec),
             *_api_key_volume(spec),
@@ -98,7 +105,7 @@ def engine_arguments(name: str, spec: Spec) -> list[str]:
     """Return the arguments of the image's entry point; `api.OPERATOR_FLAGS` lists the flags."""
     engine = spec.engine
     flags: dict[str, str | int | None] = {
-        "--host": "0.0.0.0",
+        # Not --host: by default, the engine listens on all addresses of both families.
         "--port": HTTP_PORT,
         "--served-model-name": spec.model.served_name or name,
         "--device": engine.device,
@@ -145,7 +152,7 @@ def _probes(spec: Spec) -> dict[str, Any]:
 def _placement(name: str, scheduling: Scheduling) -> dict[str, Any]:
     return without_empty(
         {
-            "nodeSelector": scheduling.node_selector,
+            "nodeSelector": {"kubernetes.io/os": "linux", **scheduling.node_selector},
             "tolerations": [
                 toleration.model_dump(by_alias=True, exclude_none=True) for toleration in scheduling.tolerations
             ],

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.colocation import ColocationError, colocate, runs_on_one_node
-from fastgen_operator.children.metadata import labels, without_empty
+from fastgen_operator.children.metadata import disposable_volumes, labels, without_empty
 from fastgen_operator.children.model_source import is_downloaded, model_address
 from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.children.pod import build_pod_spec
@@ -44,8 +44,8 @@ def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettin
     in_use = {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
     metadata = {
         "labels": {**labels(name), **wanted.metadata.labels},
-        # The operator's annotations win: they identify the model that a pod serves.
-        "annotations": {**wanted.metadata.annotations, **in_use},
+        # The operator's annotation of the model wins: it identifies what a pod serves.
+        "annotations": {**disposable_volumes(built), **wanted.metadata.annotations, **in_use},
     }
     return {"metadata": without_empty(metadata), "spec": merged}
 

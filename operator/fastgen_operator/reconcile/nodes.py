@@ -15,8 +15,8 @@ from fastgen_operator.reconcile.backoff import is_within
 
 logger = logging.getLogger(__name__)
 
-# A download that finds no node looks at the nodes again. One list serves all of them for this long.
-TRUST: Final = timedelta(seconds=10)
+# One list serves all downloads that start at the same time.
+TRUST: Final = timedelta(seconds=1)
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ ports of the operator's pods. Decisions contain names of pods and figures, no ad
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +31,26 @@ _LOOPBACK: Final = "127.0.0.1"
 _HOSTS: Final = (_LOOPBACK, "localhost")
 
 
+def listening_address(address: str) -> str:
+    """Return the address to bind: for ::, which is all of IPv6 and IPv4, 0.0.0.0 on a machine without IPv6."""
+    return "0.0.0.0" if address == "::" and not socket.has_dualstack_ipv6() else address
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, port), handler)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            # Also where the system separates the families by default.
+            only = self.server_address[0] != "::"
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+        super().server_bind()
+
+
 class JsonServer:
     """Serves the JSON that a function returns for a path. Raises OSError if the port is in use."""
 
@@ -48,8 +69,7 @@ class JsonServer:
             def log_message(self, *_: object) -> None:
                 """Log nothing: probes come every few seconds."""
 
-        self._server = ThreadingHTTPServer((address, port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(listening_address(address), port, Handler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
 

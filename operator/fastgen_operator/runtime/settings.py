@@ -96,7 +96,7 @@ class Settings:
         type=_class_name,
         metavar="CLASS",
     )
-    bind_address: str = _flag("address of the metrics and health servers", "0.0.0.0")
+    bind_address: str = _flag("address of the metrics and health servers; :: is all of IPv4 and IPv6", "::")
     metrics_port: int = _flag("port of /metrics", 8080, type=int)
     health_port: int = _flag("port of /healthz and /readyz", 8081, type=int)
     decisions_port: int = _flag("port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=int)

@@ -51,7 +51,8 @@ def effect(spec: Spec) -> Any:
     if spec.cache is not None:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
-        downloads = gate_on_model(children, spec, Observed(owner, {(CLAIM, "chat"): claim}), PLATFORM.pods).children
+        seen = Observed(owner, {(CLAIM, "chat"): claim}, nodes=())
+        downloads = gate_on_model(children, spec, seen, PLATFORM.pods).children
     scaling = spec.autoscaling
     schedules = faults(scaling), [timetable(scaling, datetime(2028, 2, 29, hour, 30, tzinfo=UTC)) for hour in (2, 12)]
     policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules

@@ -8,7 +8,7 @@ import pytest
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.metadata import without_empty
+from fastgen_operator.children.metadata import SAFE_TO_EVICT, without_empty
 from fastgen_operator.children.pod import build_pod_spec, engine_arguments
 from fastgen_operator.children.service import build_service, endpoint_url
 from fastgen_operator.kinds import Object
@@ -27,7 +27,7 @@ def container_of(**spec: Any) -> Object:
 def test_the_command_line_contains_every_setting() -> None:
     spec = Spec.model_validate(stored()["spec"])
     assert engine_arguments("chat", spec) == [
-        *("serve", "/models/tiny.gguf", "--host", "0.0.0.0", "--port", "8000", "--served-model-name", "chat"),
+        *("serve", "/models/tiny.gguf", "--port", "8000", "--served-model-name", "chat"),
         *("--device", "cpu", "--dtype", "auto", "--block-size", "64"),
         *("--memory-percent", "90", "--swap-space", "0Gi", "--max-queued-requests", "1024"),
         *("--drain-seconds", "60", "--prefix-caching"),
@@ -114,6 +114,29 @@ def test_children_are_owned_by_the_resource_and_have_a_stable_selector() -> None
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == selector
     assert selector.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert endpoint_url("space", "chat") == "http://chat.space.svc:8000/v1"
+
+
+def test_pods_run_on_linux_unless_the_author_says_otherwise() -> None:
+    assert pod_of(scheduling={"nodeSelector": {"disk": "fast"}})["nodeSelector"] == {
+        "kubernetes.io/os": "linux",
+        "disk": "fast",
+    }
+    assert pod_of(scheduling={"nodeSelector": {"kubernetes.io/os": "other"}})["nodeSelector"] == {
+        "kubernetes.io/os": "other"
+    }
+
+
+def test_scratch_space_is_bounded_and_does_not_hold_a_node() -> None:
+    owner = stored(model={"source": "hf://a/b"}, podTemplate={"spec": {"volumes": [{"name": "own", "emptyDir": {}}]}})
+    template = build_deployment(owner, spec_of(owner), "e", 1)["spec"]["template"]
+    volumes = {volume["name"]: volume["emptyDir"] for volume in template["spec"]["volumes"]}
+    assert all(volumes[name].get("sizeLimit") for name in ("tmp", "cache", "shm"))
+    # Not the author's: it may have data that nothing else has.
+    assert template["metadata"]["annotations"][SAFE_TO_EVICT] == "tmp,cache,shm,models"
+    chosen = stored(podTemplate={"metadata": {"annotations": {SAFE_TO_EVICT: ""}}})
+    assert build_deployment(chosen, spec_of(chosen), "e", 1)["spec"]["template"]["metadata"]["annotations"] == {
+        SAFE_TO_EVICT: ""
+    }
 
 
 def test_manifests_have_no_empty_fields() -> None:

@@ -13,13 +13,14 @@ from harness.objects import spec_of, stored
 
 GPU = "nvidia.com/gpu"
 ONE_GPU: Object = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 1}}}
+LINUX = {"kubernetes.io/os": "linux"}
 FULL_SIZE = {"cpu": "8", "memory": "32Gi"}
 
 
 def node(name: str, *, labels: dict[str, str] | None = None, taints: Any = (), **allocatable: str) -> Object:
     has = {**FULL_SIZE, **{key.replace("gpu", GPU): value for key, value in allocatable.items()}}
     return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": f"host-{name}", **(labels or {})}},
+        "metadata": {"name": name, "labels": {**LINUX, "kubernetes.io/hostname": f"host-{name}", **(labels or {})}},
         "spec": {"taints": list(taints)},
         "status": {"allocatable": has},
     }

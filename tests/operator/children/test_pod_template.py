@@ -88,7 +88,7 @@ def test_sidecars_variables_volumes_and_metadata_are_added() -> None:
         spec={"containers": [SIDECAR, engine], "volumes": [{"name": "d", "emptyDir": {}}]},
     )
     assert made["metadata"]["labels"].items() > {"team": "search", "fastgen.dev/deployment": "chat"}.items()
-    assert made["metadata"]["annotations"] == {"note": "yes"}
+    assert made["metadata"]["annotations"] == {**template()["metadata"]["annotations"], "note": "yes"}
     assert [container["name"] for container in made["spec"]["containers"]] == ["engine", "proxy"]
     changed = engine_of(made["spec"])
     assert changed["env"] == [*engine_of(PLAIN)["env"], {"name": "A", "value": "1"}]

@@ -118,6 +118,11 @@ def test_a_serving_pod_can_only_reach_dns() -> None:
 
 HUB = {"source": "hf://owner/name"}
 ANYWHERE = {"ports": [{"port": 443, "protocol": "TCP"}]}
+# The agent of EKS Pod Identity, as in AWS's documentation.
+POD_IDENTITY = {
+    "to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}, {"ipBlock": {"cidr": "fd00:ec2::23/128"}}],
+    "ports": [{"port": 80, "protocol": "TCP"}],
+}
 
 
 def policies(**spec: Any) -> dict[str, Object]:
@@ -130,7 +135,7 @@ def test_a_pod_that_downloads_its_model_can_reach_the_source() -> None:
     assert list(policies()) == ["chat"]
     assert ANYWHERE not in policies()["chat"]["egress"]
     (spec,) = policies(model=HUB).values()
-    assert spec["egress"] == [*policy()["egress"], ANYWHERE]
+    assert spec["egress"] == [*policy()["egress"], ANYWHERE, POD_IDENTITY]
 
 
 def test_with_a_cache_only_the_download_pod_can_reach_the_source() -> None:
@@ -139,7 +144,7 @@ def test_with_a_cache_only_the_download_pod_can_reach_the_source() -> None:
     assert found["chat.fetch"] == {
         "podSelector": {"matchLabels": {"fastgen.dev/deployment": "chat_fetch"}},
         "policyTypes": ["Ingress", "Egress"],
-        "egress": [*policy()["egress"], ANYWHERE],
+        "egress": [*policy()["egress"], ANYWHERE, POD_IDENTITY],
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.metadata import SAFE_TO_EVICT
 from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
@@ -332,10 +333,11 @@ def test_the_download_pod_is_restricted_without_permissions_and_not_selected_for
     assert spec["securityContext"] == template_of(owner)["spec"]["securityContext"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert job["spec"]["template"]["metadata"]["labels"][OWNER_LABEL] == "chat_fetch"
-    assert (spec["nodeSelector"], spec["tolerations"][0]["key"]) == ({"disk": "fast"}, "gpu")
+    assert (spec["nodeSelector"]["disk"], spec["tolerations"][0]["key"]) == ("fast", "gpu")
     assert spec["affinity"] == template_of(owner)["spec"]["affinity"], "it has to run where the engines hold the volume"
     (shared,) = jobs(carried_out(Observed(resource=cached(cache={"accessMode": "ReadWriteMany"}))))
     assert "affinity" not in shared["spec"]["template"]["spec"]
+    assert shared["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
 
 
 def test_the_download_has_requests_and_limits_and_the_metadata_and_placement_of_the_engine() -> None:
@@ -357,7 +359,7 @@ def test_the_download_has_requests_and_limits_and_the_metadata_and_placement_of_
     labels = template["metadata"]["labels"]
     assert (labels["team"], labels["app.kubernetes.io/name"]) == ("search", "fastgen-fetch")
     assert labels[OWNER_LABEL] == "chat_fetch"
-    assert template["metadata"]["annotations"] == {"cost": "42"}
+    assert template["metadata"]["annotations"] == {SAFE_TO_EVICT: "tmp", "cost": "42"}
     assert {name: template["spec"][name] for name in patch["spec"]} == patch["spec"]
     assert template["spec"]["priorityClassName"] == "high"
 
@@ -415,7 +417,7 @@ def test_a_download_pod_reaches_only_dns_and_sources_and_accepts_no_connections(
     assert serving is not None
     assert fetching["spec"]["podSelector"] == {"matchLabels": {OWNER_LABEL: "chat_fetch"}}
     assert "ingress" not in fetching["spec"]
-    assert [rule["ports"][0]["port"] for rule in fetching["spec"]["egress"]] == [53, 443]
+    assert [rule["ports"][0]["port"] for rule in fetching["spec"]["egress"]] == [53, 443, 80]
     assert [rule["ports"][0]["port"] for rule in serving["spec"]["egress"]] == [53]
     in_pods = carried_out(Observed(resource=stored(model={"source": HUB}))).child(NETWORK_POLICY)
     assert in_pods is not None

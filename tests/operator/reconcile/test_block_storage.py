@@ -128,8 +128,7 @@ def test_a_download_that_no_node_suits_asks_for_such_a_node(space: Space, plane:
         def asks() -> bool:
             return any("nvidia.com/gpu" in str(pod["spec"]["containers"]) for pod in downloads(space))
 
-        # The operator remembers nodes for ten seconds.
-        eventually(asks, within=40, what="a download that requests a GPU")
+        eventually(asks, within=20, what="a download that requests a GPU")
         space.wait_condition("ModelCached", "False", "Unschedulable")
         with gpu_nodes(space, f"gpu-{tag}", gpus=1):
             nodes.until(lambda: ready(space, 1), what="a ready replica")

@@ -53,7 +53,7 @@ def test_a_field_removed_from_the_spec_is_removed_from_the_children(space: Space
 
     def gone() -> bool:
         pod = space.get("deployment", "chat")["spec"]["template"]["spec"]
-        return "nodeSelector" not in pod and pod["containers"][0]["resources"] == {}
+        return "disk" not in pod["nodeSelector"] and pod["containers"][0]["resources"] == {}
 
     eventually(gone, within=20, what="the fields gone from the pods")
 

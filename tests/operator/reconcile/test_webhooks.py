@@ -25,7 +25,7 @@ def pod_of(deployment: Object) -> Any:
 
 def add(deployment: Object) -> None:
     """Add a field, as a policy for spot nodes does."""
-    pod_of(deployment)["nodeSelector"] = {"pool": "spot"}
+    pod_of(deployment)["tolerations"] = [{"key": "spot", "operator": "Exists"}]
 
 
 def remove(deployment: Object) -> None:
@@ -44,7 +44,7 @@ def written(space: Space, operator: OperatorProcess, hook: Webhook) -> int:
 @pytest.mark.parametrize(
     ("mutate", "words"),
     [
-        (add, "spec.template.spec.nodeSelector added"),
+        (add, "spec.template.spec.tolerations added"),
         (mirror_image, f"{ENGINE}.image from engine:test to mirror/engine:test"),
         (remove, f"{ENGINE}.livenessProbe removed"),
     ],
@@ -69,7 +69,7 @@ def test_what_a_webhook_rewrites_is_named_with_both_values_and_not_written_again
 
     def restored() -> bool:
         names = {condition["type"] for condition in space.get("fgd", "chat")["status"]["conditions"]}
-        return "TemplateUnmodified" not in names and not {"nodeSelector"} & space.template()["spec"].keys()
+        return "TemplateUnmodified" not in names and not {"tolerations"} & space.template()["spec"].keys()
 
     eventually(restored, within=20, what="the operator's own template")
     (engine,) = space.template()["spec"]["containers"]

@@ -53,7 +53,7 @@ def test_every_condition_is_set_from_the_first_reconcile(space: Space) -> None:
 
 
 def test_a_pod_without_a_gpu_shows_the_schedulers_message(space: Space) -> None:
-    space.apply(resource("big", engine={"device": "cuda"}, resources={"gpu": {"count": 9}}))
+    space.apply(resource("big", engine={"device": "cuda"}, resources={"gpu": {"count": 1}}))
     space.apply(resource("small"))
     words = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     space.set_unschedulable(space.wait_pods(1, "big")[0], words)
@@ -63,7 +63,7 @@ def test_a_pod_without_a_gpu_shows_the_schedulers_message(space: Space) -> None:
     assert space.condition("Ready", "big")["reason"] == "InsufficientGPU"
     space.wait_condition("Ready", "True", "AllReplicasReady", "small")
     limits = space.pods("big")[0]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"nvidia.com/gpu": "9"}
+    assert limits == {"nvidia.com/gpu": "1"}
 
 
 def test_a_pod_that_cannot_be_scheduled_for_another_reason_is_unschedulable(space: Space) -> None:

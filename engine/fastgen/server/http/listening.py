@@ -13,8 +13,14 @@ _PEER_TIMEOUT_SECONDS = 120
 _MAX_OPEN_FILES = 65536
 
 
+# All addresses of both families: which one a pod is reached at depends on the cluster.
+ALL_ADDRESSES = "::"
+
+
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
     """Return one listening socket per API process.
+
+    `ALL_ADDRESSES` are those of IPv4 alone on a machine without IPv6.
 
     The kernel distributes connections between them by their address. One socket for all would give a burst of
     connections to the process that is woken first.
@@ -32,9 +38,14 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound, both = host, host == ALL_ADDRESSES
+    if both and not socket.has_dualstack_ipv6():
+        bound, both = "0.0.0.0", False
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared)
+        listener = socket.create_server(
+            (bound, port), family=family, backlog=2048, reuse_port=shared, dualstack_ipv6=both
+        )
     except OSError as error:
         # Python appends the address to strerror; name resolution errors have their own text.
         number = error.errno or 0

@@ -11,6 +11,7 @@ from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LAB
 HTTP_PORT: Final = 8000
 # Source: kubernetes/autoscaler, cluster-autoscaler/FAQ.md.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 
 
@@ -29,7 +30,7 @@ def labels(name: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "fastgen-engine",
         "app.kubernetes.io/instance": name,
-        "app.kubernetes.io/managed-by": "fastgen-operator",
+        MANAGED_BY: "fastgen-operator",
         **selector(name),
     }
 
@@ -41,6 +42,19 @@ def queue_labels(owner: Object, spec: Spec) -> dict[str, str]:
     """
     given = {**owner["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
     return {name: given[name] for name in _QUEUE_LABELS if name in given}
+
+
+def owner_reference(owner: Object) -> dict[str, Any]:
+    """Return the reference that makes a resource the controller of a child."""
+    metadata = owner["metadata"]
+    return {
+        "apiVersion": FASTGEN.api_version,
+        "kind": FASTGEN.name,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
 
 
 def child(kind: Kind, owner: Object, fields: dict[str, Any], **overrides: Any) -> Object:
@@ -58,16 +72,7 @@ def child(kind: Kind, owner: Object, fields: dict[str, Any], **overrides: Any) -
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "labels": labels(metadata["name"]),
-            "ownerReferences": [
-                {
-                    "apiVersion": FASTGEN.api_version,
-                    "kind": FASTGEN.name,
-                    "name": metadata["name"],
-                    "uid": metadata["uid"],
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
+            "ownerReferences": [owner_reference(owner)],
             **overrides,
         },
         **fields,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -136,6 +136,18 @@ class KubeClient:
             "status": _replacing(resource.get("status", {}), status),
         }
         return self._merge_patch(FASTGEN, resource, body, gone=(404,), subresource="status")
+
+    def set_owners(self, kind: Kind, obj: Object, references: Sequence[Object]) -> Object | None:
+        """Replace the owner references of this object and return it, or None if it is gone.
+
+        Raises:
+            KubeError: with status 409 if the object changed since it was read.
+        """
+        metadata = obj["metadata"]
+        identity = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        return self._merge_patch(
+            kind, obj, {"metadata": {**identity, "ownerReferences": list(references)}}, gone=(404,)
+        )
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
         """Set annotations on this object and return it, or None if it is gone."""

@@ -13,6 +13,7 @@ from fastgen_operator.children import build_children
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
+from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open
@@ -68,6 +69,7 @@ class Plan:
             may have the name.
         loads_to_read: pods to read the tokens in flight from, if the applies remove some of them.
         needs_nodes: whether the download waits until the nodes are read.
+        adopts: children to adopt first. The plan has nothing else then: it has to be made again.
     """
 
     deletion_costs: tuple[SetDeletionCost, ...] = ()
@@ -79,6 +81,7 @@ class Plan:
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Object, ...] = ()
     needs_nodes: bool = False
+    adopts: tuple[Adopt, ...] = ()
 
     @property
     def writes_nothing(self) -> bool:
@@ -120,12 +123,15 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
         plain = settled.model_copy(update={"pod_template": None, "scheduling": scheduling})
         children = build_children(observed.resource, plain, platform, observed.desired_replicas)
         gated = hold_template(children, observed)
+    wanted = [(kind, name_of(manifest)) for kind, manifest in children]
+    if adopts := adoptions(observed, wanted):
+        return Plan(adopts=adopts)
     compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in gated.children]
     own = [(kind, manifest, live) for kind, manifest, live in compared if _may_write(live, observed)]
     taken = [
-        _name_taken(kind, name_of(manifest))
-        for kind, manifest, live in compared
-        if kind not in OPTIONAL_KINDS and not _may_write(live, observed)
+        _name_taken(kind, live, observed)
+        for kind, _, live in compared
+        if kind not in OPTIONAL_KINDS and live is not None and not _may_write(live, observed)
     ]
     problems += taken
     problems += [Problem("InvalidSchedule", fault) for fault in faults(spec.autoscaling)]
@@ -188,7 +194,11 @@ def _may_write(live: Object | None, observed: Observed) -> bool:
     return live is None or is_controlled_by(live, observed.resource)
 
 
-def _name_taken(kind: Kind, name: str) -> Problem:
+def _name_taken(kind: Kind, live: Object, observed: Observed) -> Problem:
+    name = name_of(live)
+    if is_left_behind(live, observed.resource):
+        words = f"the {kind.name} {name} of an earlier FastGenDeployment of that name has not been deleted yet"
+        return Problem("NameTaken", words)
     return Problem(
         "NameTaken",
         f"a {kind.name} named {name} exists and does not belong to this FastGenDeployment: delete that {kind.name}, "

@@ -23,6 +23,7 @@ from fastgen_operator.kinds import (
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.objects import applied_fingerprint, foreign_managers
+from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
@@ -91,6 +92,22 @@ class PlanExecutor:
         if outcome.failures:
             raise outcome.failures[0]
         return observed, combine(outcome.problems)
+
+    def adopt(self, adopts: Sequence[Adopt], observed: Observed) -> Observed:
+        """Become the controller of children, and return what is observed afterwards.
+
+        Raises:
+            KubeError: the API server failed, or a child has changed.
+        """
+        for adopt in adopts:
+            live = self.client.set_owners(adopt.kind, adopt.child, adopt.references)
+            name = name_of(adopt.child)
+            if live is None:
+                observed = observed.without_child(adopt.kind, name)
+                continue
+            self._announce(observed, f"{adopt.kind.name} {name} adopted: it had no controller")
+            observed = observed.with_child(adopt.kind, live)
+        return observed
 
     def is_due(self, plan: Plan, observed: Observed) -> bool:
         """Return whether the plan's apply of the Deployment goes out now, if it contains one."""

@@ -148,13 +148,21 @@ class Reconciler:
         observed = replace(observed, pod_failures=memory.pod_events.failures(observed, now))
         observed = self._settle(spec, observed, now, memory)
         plan = make_plan(spec, observed, platform)
-        if plan.names_to_look_up and not self._is_live(observed):
-            # The deletion of its children arrived before its own, or another operator has just taken it over.
+        if (plan.names_to_look_up or plan.adopts) and not self._is_live(observed):
+            # The deletion of its children, or of their owner, arrived before its own, or another operator has just
+            # taken it over.
             return None
         # What is looked up is in no watch: a later reconcile has to look it up again.
         is_in_cache = not plan.names_to_look_up
+        if plan.adopts:
+            observed = memory.executor.adopt(plan.adopts, observed)
+            plan = make_plan(spec, observed, platform)
         if (complete := self._fetch(plan, spec, observed, memory)) is not observed:
             observed = complete
+            plan = make_plan(spec, observed, platform)
+        if plan.adopts:
+            # A child that was looked up, because its watch is late.
+            observed = memory.executor.adopt(plan.adopts, observed)
             plan = make_plan(spec, observed, platform)
         try:
             observed, problem = memory.executor.run(plan, observed)

@@ -98,8 +98,9 @@ def test_a_new_deployment_waits_for_its_network_policy_and_an_existing_one_does_
 def test_a_name_taken_later_does_not_stop_scaling(space: Space) -> None:
     space.serve()
     space.kubectl("delete", "service", "chat", "--wait=false")
-    body = {"metadata": {"ownerReferences": None}}
-    space.patch("pdb/chat", body)
+    policy = space.get("networkpolicy", "chat")["metadata"]
+    other = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "name": "chat", "uid": policy["uid"]}
+    space.patch("pdb/chat", {"metadata": {"ownerReferences": [{**other, "controller": True}]}})
     condition = space.wait_condition("Progressing", "False", "NameTaken")
     assert "a PodDisruptionBudget named chat exists" in condition["message"]
     space.patch("fgd/chat", {"spec": {"replicas": 2}})

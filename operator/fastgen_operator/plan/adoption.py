@@ -1,0 +1,83 @@
+"""Children to adopt: the operator has created them, but they have no controller any more. Pure.
+
+`kubectl delete --cascade=orphan` leaves such children, and so does a backup that is restored without owners. Other objects
+with the name of a child are never taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fastgen_operator.children.metadata import MANAGED_BY, labels, owner_reference, selector
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, JOB, OWNER_LABEL, Kind, Object
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.pods import is_terminating
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """One child to adopt, and the owner references that it gets."""
+
+    kind: Kind
+    child: Object
+    references: tuple[dict[str, Any], ...]
+
+
+def adoptions(observed: Observed, wanted: Iterable[tuple[Kind, str]]) -> tuple[Adopt, ...]:
+    """Return the children to adopt: of those that the spec needs, and of the download Jobs.
+
+    A child that the spec does not need stays without an owner: it would be deleted.
+    """
+    needed = set(wanted)
+    owner = observed.resource
+    return tuple(
+        Adopt(kind, child, _references(child, owner))
+        for (kind, name), child in observed.children.items()
+        if ((kind, name) in needed or kind == JOB) and is_adoptable(kind, child, owner)
+    )
+
+
+def is_adoptable(kind: Kind, child: Object, owner: Object) -> bool:
+    """Return whether the operator has created the child for a resource of this name, and no controller has it."""
+    name, given = owner["metadata"]["name"], child["metadata"].get("labels", {})
+    ours = (OWNER_LABEL, MANAGED_BY)
+    if is_terminating(child) or any(given.get(label) != labels(name)[label] for label in ours):
+        return False
+    if kind == DEPLOYMENT and child["spec"]["selector"].get("matchLabels") != selector(name):
+        return False  # it is immutable
+    return all(_is_restored(each, child, owner) for each in _controllers(child))
+
+
+def is_left_behind(child: Object, owner: Object) -> bool:
+    """Return whether the child belongs to a deleted resource of the owner's name, so that it will be deleted too."""
+    found = _controllers(child)
+    return bool(found) and all(_is_former(each, owner) and not _is_newer(child, owner) for each in found)
+
+
+def _is_newer(child: Object, owner: Object) -> bool:
+    """Return whether the child was created after its present owner: then it was not left behind, but restored."""
+    created, since = (each["metadata"].get("creationTimestamp", "") for each in (child, owner))
+    return bool(since) and created >= since
+
+
+def _is_restored(reference: dict[str, Any], child: Object, owner: Object) -> bool:
+    return _is_former(reference, owner) and _is_newer(child, owner)
+
+
+def _is_former(reference: dict[str, Any], owner: Object) -> bool:
+    """Return whether the reference is to an earlier resource of the owner's name."""
+    group, _, _ = str(reference["apiVersion"]).partition("/")
+    named = (group, reference["kind"], reference["name"]) == (FASTGEN.group, FASTGEN.name, owner["metadata"]["name"])
+    return named and reference["uid"] != owner["metadata"]["uid"]
+
+
+def _controllers(child: Object) -> list[dict[str, Any]]:
+    return [each for each in child["metadata"].get("ownerReferences", ()) if each.get("controller")]
+
+
+def _references(child: Object, owner: Object) -> tuple[dict[str, Any], ...]:
+    others = (each for each in child["metadata"].get("ownerReferences", ()) if not _is_former(each, owner))
+    kept = (each for each in others if each["uid"] != owner["metadata"]["uid"])
+    return (*kept, owner_reference(owner))

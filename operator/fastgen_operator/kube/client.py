@@ -144,10 +144,9 @@ class KubeClient:
             KubeError: with status 409 if the object changed since it was read.
         """
         metadata = obj["metadata"]
-        identity = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        return self._merge_patch(
-            kind, obj, {"metadata": {**identity, "ownerReferences": list(references)}}, gone=(404,)
-        )
+        same = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        body = {"metadata": {**same, "ownerReferences": list(references)}}
+        return self._merge_patch(kind, obj, body, gone=(404,))
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
         """Set annotations on this object and return it, or None if it is gone."""

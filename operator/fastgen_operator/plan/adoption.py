@@ -1,7 +1,7 @@
 """Children to adopt: the operator has created them, but they have no controller any more. Pure.
 
-`kubectl delete --cascade=orphan` leaves such children, and so does a backup that is restored without owners. Other objects
-with the name of a child are never taken over.
+`kubectl delete --cascade=orphan` leaves such children, and so does a backup that is restored without owners. Other
+objects with the name of a child are never taken over.
 """
 
 from __future__ import annotations

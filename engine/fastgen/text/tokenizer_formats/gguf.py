@@ -76,7 +76,8 @@ def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: if one is not a text.
     """
-    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    keys = {name: f"tokenizer.chat_template.{name}" for name in ("tool_use", "rag")}
+    keys["default"] = "tokenizer.chat_template"
     for key in keys.values():
         if not isinstance(metadata.get(key, ""), str):
             raise ConfigError(f"{key}: is damaged, a text is expected; convert the model again")

@@ -20,8 +20,8 @@ from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
-from fastgen.text.grammar import check_grammar
 from fastgen.text.output import TextRules
+from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -77,6 +77,7 @@ class LLM:
         self.max_model_length = loaded.info.max_model_length
         self.default_sampling = SamplingParams(**defaults)  # type: ignore[arg-type]  # checked when they were read
         self._reply_tokens = int(defaults.get("max_tokens", self.max_model_length))
+        self._rehearsals = Rehearsals(tokenizer)
         self._ids = itertools.count()
         self._running: dict[str, RequestOutput] = {}
         self._pending: list[tuple[RequestOutput, OutputDelta]] = []
@@ -182,7 +183,7 @@ class LLM:
     def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> RequestOutput:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if sampling.grammar is not None:
-            check_grammar(sampling.grammar, self.tokenizer)
+            self._rehearsals.check(sampling.grammar)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
         return RequestOutput(request, self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
 

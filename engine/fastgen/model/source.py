@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastgen.config import ConfigError
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.config.architecture import MOST_LAYERS, ModelArchitecture
@@ -71,7 +70,7 @@ class ModelSource:
         file = GGUFFile(path)
         try:
             architecture = architecture_from_gguf(file)
-        except ConfigError as error:  # also of the tokenizer's keys
+        except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         return cls(path, architecture, tokenizer, file)

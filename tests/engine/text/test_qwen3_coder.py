@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
-from fastgen.text.grammar import check_grammar
+from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tools.events import CallArguments, Collected
 from fastgen.text.tools.format import OfferedTool
 from fastgen.text.tools.parameter_values import ParameterSchema
@@ -164,7 +164,7 @@ def test_text_values_are_streamed() -> None:
 @pytest.fixture(scope="module")
 def grammar() -> Grammar:
     made = call_grammar(FORMAT, [TOOL], byte_tokenizer(None), most_calls=None)
-    check_grammar(made, byte_tokenizer(None))
+    Rehearsals(byte_tokenizer(None)).check(made)
     return made
 
 
@@ -203,7 +203,7 @@ def test_a_tool_without_declared_parameters_accepts_any_unless_forbidden() -> No
     tokenizer = byte_tokenizer(None)
     for schema, allowed in (({}, True), ({"type": "object", "additionalProperties": False}, False)):
         grammar = call_grammar(FORMAT, [OfferedTool("f", schema)], tokenizer, most_calls=1)
-        check_grammar(grammar, tokenizer)
+        Rehearsals(tokenizer).check(grammar)
         assert matches(grammar, tokenizer, shown({}))
         assert matches(grammar, tokenizer, shown({"a": "1", "b": "2"})) == allowed
         assert not matches(grammar, tokenizer, shown({}, {}))

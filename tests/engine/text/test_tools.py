@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
-from fastgen.text.grammar import check_grammar
+from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tools.events import CallArguments, CallBegun, Collected, ToolEvent
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.hermes import Hermes
@@ -278,7 +278,7 @@ def test_a_required_call_names_an_offered_tool_and_satisfies_its_schema(
 ) -> None:
     tokenizer = byte_tokenizer(None, *special)
     grammar = call_grammar(format, TOOLS, tokenizer, most_calls=None)
-    check_grammar(grammar, tokenizer)
+    Rehearsals(tokenizer).check(grammar)
     assert matches(grammar, tokenizer, written)
     assert not matches(grammar, tokenizer, refused)
     # The parser finds a call in text that the grammar enforced.

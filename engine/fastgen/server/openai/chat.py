@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 
 from fastgen.config import ConfigError
+from fastgen.core.request import Grammar
 from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.body_limit import JSONRoute
@@ -68,7 +69,8 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         shown = model.tokenizer.special_ids_of(marks)
         text = body.text_rules(shown, (reasoning.format, reasoning.start) if reasoning else None)
         options = OutputOptions(num_choices=body.num_choices, num_candidates=body.num_choices, text=text)
-        engine_request = await _engine_request(body, model, tools, reasoning, prompt)
+        tools, grammar = await _constrain(body, model, tools, reasoning)
+        engine_request = await _engine_request(body, model, grammar, prompt)
         handler = service.handler(id_prefix, places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
     return handler, ChoiceOptions(body, token_text, tools, reasoning)
@@ -118,17 +120,28 @@ def chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
         raise field_error("chat_template", str(error).removeprefix("chat template: ")) from None
 
 
-async def _engine_request(
-    body: ChatRequest, model: ServedModel, tools: ToolUse | None, reasoning: ReasoningUse | None, text: str
-) -> EngineRequest:
+async def _constrain(
+    body: ChatRequest, model: ServedModel, tools: ToolUse | None, reasoning: ReasoningUse | None
+) -> tuple[ToolUse | None, Grammar | None]:
+    """Return the tools as far as they are enforced, and the grammar of the output."""
     structure = body.structure()
-    if tools is not None:
+    if tools is None:
+        await model.grammars.checked(structure)
+    else:
         # Reasoning that a generation may open must not match as the text before a call.
         opens = reasoning is not None and reasoning.start is Start.OPEN
-        structure = tools.grammar(model, structure, [reasoning.format.opening] if reasoning and opens else [])
-    grammar = await model.grammars.checked(structure)
+        tools, structure = await tools.constrain(
+            model, structure, [reasoning.format.opening] if reasoning and opens else []
+        )
+    grammar, field = structure or (None, "thinking_token_budget")
     if reasoning is not None:
         grammar = reasoning.grammar(grammar)
+        if grammar is not None:
+            await model.grammars.check(grammar, field)
+    return tools, grammar
+
+
+async def _engine_request(body: ChatRequest, model: ServedModel, grammar: Grammar | None, text: str) -> EngineRequest:
     model.prompt_size_limit.check(text, "messages")
     (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
     return body.prompt_request(

@@ -84,10 +84,11 @@ What the server does with each field of OpenAI's API, and of vLLM's and SGLang's
 
 `null` is always accepted and means the default. Fields that are not in this table are ignored.
 
-`tools[].function.strict` (chat) and `tools[].strict` (responses): if calls are optional, `true` requires a tool format
-whose calls begin with a mark, so it is rejected for the formats `json` and `llama3_json`. The defaults are OpenAI's:
-`false` in chat completions, and `true` in responses if the format can enforce it. The schema is enforced as it is
-written: unlike OpenAI's server, this one does not make optional properties required.
+`tools[].function.strict` (chat) and `tools[].strict` (responses): `true` is rejected with the function's name if its
+schema cannot be enforced. The defaults are OpenAI's: `false` in chat completions, and `true` in responses where the
+schema can be enforced and, unless a call is required, the tool format has a mark that begins calls (`json` and
+`llama3_json` have none). The schema is enforced as it is written: unlike OpenAI's server, this one does not make
+optional properties required.
 
 Harmony's channels (gpt-oss) are not parsed. There, reasoning, calls and the answer are separate messages of one
 generation, each with its own header; the parsers of this server split one message at marks. The server refuses to start

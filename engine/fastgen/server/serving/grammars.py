@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text.grammar import GRAMMARS_KEPT, check_grammar
+from fastgen.server.http.errors import APIError
+from fastgen.text.rehearsals import RehearsalError, Rehearsals
 from fastgen.text.tokenizer import Tokenizer
 
-# Threads of their own: a grammar that takes long does not hold up other work of the server.
-_CHECKING_THREADS = 2
-# A grammar within the limits on its size takes far less.
-_MOST_SECONDS = 10.0
+# Grammars that are rehearsed at once. Threads of their own wait for the verdicts.
+_AT_ONCE = 4
+_RETRY_SECONDS = 1
 
 
 class GrammarChecker:
-    """Checks grammars in threads and remembers those that are valid."""
+    """Has grammars rehearsed in another process, which remembers the verdicts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._threads = ThreadPoolExecutor(_CHECKING_THREADS, "grammar")
-        self._valid: OrderedDict[Grammar, None] = OrderedDict()
+        self._rehearsals = Rehearsals(tokenizer)
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "grammar")
 
     async def check(self, grammar: Grammar, param: str) -> None:
-        """Raise RequestError for the field `param` if the grammar is invalid, too large, or takes too long."""
-        if grammar in self._valid:
-            self._valid.move_to_end(grammar)
-            return
-        checking = asyncio.get_running_loop().run_in_executor(self._threads, check_grammar, grammar, self._tokenizer)
+        """Check a grammar of the field `param`.
+
+        Raises:
+            RequestError: if the grammar is invalid, too large or too complex.
+            APIError: if grammars cannot be checked now.
+        """
         try:
-            await asyncio.wait_for(checking, _MOST_SECONDS)
-        except TimeoutError:
-            raise RequestError(
-                f"{param}: checking this grammar takes more than {_MOST_SECONDS:g} s; simplify it", param
-            ) from None
+            if not self._rehearsals.is_accepted(grammar):
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._rehearsals.check, grammar)
         except ValueError as error:
             raise RequestError(f"{param}: {error}", param) from None
-        self._valid[grammar] = None
-        if len(self._valid) > GRAMMARS_KEPT:
-            self._valid.popitem(last=False)
+        except RehearsalError as error:
+            raise APIError(
+                503, f"{error}; try again", code="grammars_unavailable", retry_after=_RETRY_SECONDS
+            ) from None
 
     async def checked(self, structure: tuple[Grammar, str] | None) -> Grammar | None:
         """Return the grammar of a request after checking it.
@@ -50,8 +47,14 @@ class GrammarChecker:
 
         Raises:
             RequestError: names the field.
+            APIError: if grammars cannot be checked now.
         """
         if structure is None:
             return None
         await self.check(*structure)
         return structure[0]
+
+    def close(self) -> None:
+        """End the process that rehearses."""
+        self._rehearsals.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastgen.text.grammar import json_body
+from fastgen.text.grammar import arguments_body
+from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.parser import Machine
 
 
@@ -33,10 +34,12 @@ class ToolFormat(Protocol):
     """Base class of the formats; the name is a value of `--tool-parser`."""
 
     name: str
-    # Text that begins the calls and nothing else; "" if any text may turn out to be a call.
+    # Text that begins the calls and nothing else; "" if a call begins the generation, and looks like other JSON.
     opening: str
     # More texts that the parser takes for the beginning of a call.
     other_openings: tuple[str, ...] = ()
+    # What the parser skips before a call that begins a generation, as a regular expression of Lark.
+    head: str = ""
     # Marks around calls. If they are special tokens, the detokenizer must still show them.
     marks: tuple[str, ...]
     # Example call for models whose template does not mention tools.
@@ -67,8 +70,19 @@ def repeated(item: str, separator: str, most: int | None) -> str:
 
 
 def json_arguments(tools: Sequence[OfferedTool]) -> str:
-    """Return a rule `arguments_i` for the arguments of each tool i."""
-    return "".join(f"arguments_{i}: {json_body(tool.schema)}\n" for i, tool in enumerate(tools))
+    """Return a rule `arguments_i` for the arguments of each tool i.
+
+    Raises:
+        SchemaError: if a schema cannot be enforced. The message begins with the tool's name.
+    """
+    return "".join(f"arguments_{i}: {_arguments_of(tool)}\n" for i, tool in enumerate(tools))
+
+
+def _arguments_of(tool: OfferedTool) -> str:
+    try:
+        return arguments_body(tool.schema)
+    except SchemaError as error:
+        raise SchemaError.at(f"parameters of {tool.name}", str(error)) from None
 
 
 def named_objects(tools: Sequence[OfferedTool], arguments: str = "arguments") -> str:

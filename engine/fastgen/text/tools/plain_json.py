@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fastgen.text.grammar import escaped
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.parser import STRAYS, Machine
 
@@ -19,6 +20,8 @@ class PlainJson(ToolFormat):
 
     name = "json"
     opening = ""
+    other_openings = (_PYTHON_TAG,)
+    head = rf"(\s|{escaped(_PYTHON_TAG)}|```(json)?)*"
     marks: tuple[str, ...] = ()
     example = '{"name": <function name>, "arguments": <object>}'
     _arguments = "arguments"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastgen.text.grammar import json_body
+from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.events import CallArguments, CallBegun
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, quoted, repeated
 from fastgen.text.tools.json_text import dumped
@@ -66,7 +67,10 @@ def _function(number: int, tool: OfferedTool) -> str:
         parameter = f"parameter_{number}_{place}"
         body.append(parameter if name in required else f"{parameter}?")
         head = quoted(f"{_PARAMETER}{name}>\n")
-        rules.append(f"{parameter}: {head} {_value(ParameterSchema(tool.schema, name))}\n")
+        try:
+            rules.append(f"{parameter}: {head} {_value(ParameterSchema(tool.schema, name))}\n")
+        except SchemaError as error:
+            raise SchemaError.at(f"parameters of {tool.name}.properties.{name}", str(error)) from None
     if not declared and tool.schema.get("additionalProperties") is not False:
         body.append("any_parameter*")
     return f"function_{number}: {' '.join(body)} {quoted(_FUNCTION_END)}\n" + "".join(rules)

@@ -53,7 +53,7 @@ def _has(tokenizer: Tokenizer, token: str) -> bool:
 
 
 # Arguments of a call whose schema need not hold.
-_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 def call_grammar(
@@ -84,10 +84,15 @@ def free_grammar(
 ) -> Grammar:
     """Return the grammar of text that may end with calls of these tools; calls of strict tools match their schema.
 
-    The format must have an `opening`. The text before the calls can contain neither it nor the `excluded` marks.
+    The text before the calls can contain neither the format's `opening` nor the `excluded` marks. Without an opening,
+    the generation is calls, or text that does not begin as calls do.
+
+    Raises:
+        SchemaError: if the schema of a strict tool cannot be enforced.
     """
-    assert format.opening
-    tools = [tool if tool.strict else replace(tool, schema=_ANY_ARGUMENTS) for tool in tools]
+    tools = [tool if tool.strict else replace(tool, schema=ANY_ARGUMENTS) for tool in tools]
+    if not format.opening:
+        return _calls_or_text(format, tools, tokenizer, most_calls, excluded)
     mark = _spelled(tokenizer, format.opening)
     excluded = [*excluded, *format.other_openings]
     is_token = mark != quoted(format.opening)
@@ -98,6 +103,23 @@ def free_grammar(
         f"start: {head} opened | FREE?\n",
         f"FREE: {text}\n",
         "" if is_token else f"head[suffix={quoted(format.opening)}]: HEAD\nHEAD: {_text_without(excluded)}\n",
+        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
+    ]
+    return Grammar(kind="lark", text="".join(rules))
+
+
+def _calls_or_text(
+    format: ToolFormat,
+    tools: Sequence[OfferedTool],
+    tokenizer: Tokenizer,
+    most_calls: int | None,
+    excluded: Sequence[str],
+) -> Grammar:
+    # The parser takes JSON at the beginning for a call.
+    tokens = [spelled for mark in format.other_openings if (spelled := _spelled(tokenizer, mark)) != quoted(mark)]
+    rules = [
+        f"start: {''.join(f'{token}? ' for token in tokens)}calls | TEXT?\n",
+        f"TEXT: {_text_without(excluded)} & ~/{format.head}[\\[{{](.|\\n)*/\n",
         format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
     ]
     return Grammar(kind="lark", text="".join(rules))

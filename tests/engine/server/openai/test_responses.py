@@ -130,13 +130,12 @@ def test_a_turn_of_several_items_becomes_one_message() -> None:
     )
     assert [message.for_template() for message in body.chat().messages] == [
         {"role": "system", "content": "Be brief.\n\nNo jokes."},
-        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+        {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",
             "content": "Let me",
             "reasoning_content": "So.",
-            "thinking": "So.",
-            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
         },
         {"role": "tool", "content": "rain", "tool_call_id": "c"},
     ]

@@ -14,6 +14,7 @@ from fastgen.server.openai.chat import render
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
 from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
@@ -21,7 +22,7 @@ from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.events import Collected
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
-from fastgen.text.tools.plain_json import PlainJson
+from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
 from fastgen.text.vocabulary import Vocabulary
 
@@ -227,10 +228,47 @@ def test_a_model_may_think_about_any_call_before_a_strict_one(special: tuple[str
     assert matches(grammar, tokenizer, good) == (start is Start.OPEN)
 
 
-def test_a_format_without_a_mark_refuses_strict_by_name() -> None:
-    use, model = use_of(PlainJson(), tools=STRICT)
-    with pytest.raises(RequestError, match=r"tools: f is strict, which the tool format json .* tool_choice"):
-        use.grammar(model, None)
+@pytest.mark.parametrize(
+    ("format", "special", "call"),
+    [
+        (PlainJson(), (), '{{"name": "{}", "arguments": {{"a": {}}}}}'),
+        (Llama3Json(), (), '{{"name": "{}", "parameters": {{"a": {}}}}}'),
+        (Llama3Json(), ("<|python_tag|>",), '{{"name": "{}", "parameters": {{"a": {}}}}}'),
+        (Llama3Json(), ("<|python_tag|>",), '<|python_tag|>{{"name": "{}", "parameters": {{"a": {}}}}}'),
+    ],
+)
+def test_a_strict_function_of_a_format_without_a_mark_is_called_by_its_schema_or_text_is_written(
+    format: Any, special: tuple[str, ...], call: str
+) -> None:
+    tokenizer = byte_tokenizer(None, *special)
+    use, model = use_of(format, tools=STRICT, tokenizer=tokenizer)
+    found = use.grammar(model, None)
+    assert found is not None
+    allowed, wrong = call.format("f", 1), call.format("f", '"x"')
+    texts = ["", "No call: {a < b}, [1].", "\n Well", f"Like {wrong.removeprefix('<|python_tag|>')}"]
+    for text in (*texts, allowed, call.format("g", '"any"'), f"{allowed}; {allowed.removeprefix('<|python_tag|>')}"):
+        assert matches(found[0], tokenizer, text), text
+    for text in (*texts, "<|python_tag|>print(1)"):
+        assert not read_calls(use, text), "the parser takes it for text too"
+    for text in (
+        wrong,
+        call.format("h", 1),
+        f" {wrong}",
+        f"\n{wrong}",
+        f"```json\n{wrong}",
+        f"[{wrong}]",
+        "{}",
+        f"<|python_tag|> {wrong}",
+    ):
+        assert not matches(found[0], tokenizer, text), text
+    assert [(made.name, made.arguments.replace(" ", "")) for made in read_calls(use, allowed)] == [("f", '{"a":1}')]
+    single, _ = use_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
+    once = single.grammar(model, None)
+    assert once is not None
+    assert not matches(once[0], tokenizer, f"{allowed}; {allowed}")
+
+
+def test_a_format_without_a_mark_enforces_nothing_unless_a_function_is_strict() -> None:
     for fields in ({"tool_choice": "required"}, {"tool_choice": named("f")}):
         use, model = use_of(PlainJson(), tools=STRICT, **fields)
         assert use.grammar(model, None) is not None
@@ -263,3 +301,75 @@ def test_functions_of_responses_are_strict_by_default_where_the_format_can_enfor
     plain = ToolUse.of(direct, model)
     assert plain is not None
     assert not plain.offered[0].strict, "chat completions have the other default"
+
+
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+AHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=.*x)y"}}}
+BOUNDARY = {"type": "object", "properties": {"a": {"type": "string", "pattern": "\\bx"}}}
+LARGE = {"type": "object", "properties": {f"property_{n}": {"type": "string"} for n in range(1500)}}
+
+
+def function(name: str, parameters: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "name": name, "parameters": parameters, **fields}
+
+
+async def constrained(format: Any, **fields: Any) -> tuple[ToolUse, Any]:
+    """Return the tools of a request to /v1/responses as far as they are enforced, and their grammar."""
+    checker = GrammarChecker(TOKENIZER)
+    model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format, grammars=checker))
+    use = ToolUse.of(ResponseRequest.model_validate({"input": "a", **fields}).chat(), model)
+    assert use is not None
+    try:
+        enforced, found = await use.constrain(model, None)
+    finally:
+        checker.close()
+    return enforced, found and found[0]
+
+
+@pytest.mark.parametrize("odd", [UNIQUE, AHEAD, BOUNDARY, {"not": {"required": ["b"]}}])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_functions_of_responses_are_strict_by_default_only_where_their_schema_can_be_enforced(
+    odd: dict[str, Any], choice: str
+) -> None:
+    tools = [function("odd", odd), function("f", COUNT)]
+    use, grammar = await constrained(Hermes(), tools=tools, tool_choice=choice)
+    assert [tool.strict for tool in use.offered] == [False, True]
+    call = CALLS[0][2]
+    assert matches(grammar, TOKENIZER, call.format("f", 1))
+    assert not matches(grammar, TOKENIZER, call.format("f", '"x"'))
+    assert matches(grammar, TOKENIZER, call.format("odd", 5))
+
+
+async def test_large_schemas_that_are_strict_by_default_leave_the_request_unconstrained() -> None:
+    use, grammar = await constrained(Hermes(), tools=[function(name, LARGE) for name in "abcdef"])
+    assert [tool.strict for tool in use.offered] == [True] + [False] * 5
+    assert grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("odd", "message", "formats"),
+    [
+        (UNIQUE, "properties.a.uniqueItems: cannot be enforced", (Hermes(), PlainJson(), Qwen3Coder())),
+        (BOUNDARY, "lookaround", (Hermes(), PlainJson())),
+        ({"type": "array"}, 'type: must be "object"', (Hermes(), PlainJson())),
+    ],
+)
+async def test_a_function_that_must_be_strict_is_refused_by_name_if_its_schema_cannot_be_enforced(
+    odd: dict[str, Any], message: str, formats: tuple[Any, ...]
+) -> None:
+    for format in formats:
+        with pytest.raises(RequestError, match=f"the parameters of odd: .*{message}") as raised:
+            await constrained(format, tools=[function("f", COUNT), function("odd", odd, strict=True)])
+        assert raised.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"properties": {"a": {"type": "integer"}}}, {"title": "F"}, {"$ref": "#/$defs/x", "$defs": {"x": COUNT}}],
+)
+async def test_arguments_are_an_object_although_the_schema_does_not_say_so(parameters: dict[str, Any]) -> None:
+    _, grammar = await constrained(Hermes(), tools=[function("f", parameters)], tool_choice="required")
+    call = CALLS[0][2].replace('{{"a": {}}}', "{}")
+    assert matches(grammar, TOKENIZER, call.format("f", '{"a": 1}'))
+    for arguments in ("[1,2]", "3", '"x"', "null"):
+        assert not matches(grammar, TOKENIZER, call.format("f", arguments))

@@ -1,0 +1,121 @@
+"""Compile a grammar and follow it for a while, in a process that it may end.
+
+The engine process would take the same steps with the same library. A grammar on which the library crashes, runs out of
+memory or time, or comes to a dead end, is found here instead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import llguidance
+
+from fastgen.core.request import Grammar
+from fastgen.text.grammar import InvalidGrammar, compile_grammar, limits, summary
+from fastgen.text.large_stacks import REHEARSAL_STACK_BYTES
+
+# Most processor time and memory of one grammar. Those of applications take milliseconds and up to 30 MiB.
+MOST_CPU_SECONDS = 2
+MOST_BYTES = 128 << 20
+# Longest time until it ends or is ended, on a machine that is busy.
+MOST_SECONDS = 15
+# Steps are rehearsed with half of the work that the engine allows: it does not give up on what nearly failed here.
+_SHARE = 0.5
+# Random matches to follow, their longest length, and the processor time for all of them.
+_WALKS = 8
+_LONGEST_WALK = 96
+_WALKING_SECONDS = 0.015
+# Longest time to compute a mask. The engine computes one for each token, and all streams wait for it.
+_MOST_MASK_SECONDS = 0.1
+_SOME_BIT = re.compile(rb"[^\0]")
+
+
+def limit_process() -> None:
+    """Limit this process to what one grammar may take: it is killed beyond that."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS + 1))
+    _limit(resource.RLIMIT_STACK, REHEARSAL_STACK_BYTES)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES)
+    with suppress(OSError):  # if memory runs out nevertheless, this process ends first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit(kind: int, most: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -> None:
+    """Compile a grammar and follow random matches of it.
+
+    Args:
+        grammar: the grammar.
+        tables: the vocabulary.
+        end_token: the vocabulary's only end token, which is its last token.
+
+    Raises:
+        InvalidGrammar: if the grammar is invalid or too complex, or comes to a dead end.
+    """
+    matcher = compile_grammar(grammar, tables, limits(_SHARE))
+    source = random.Random(0)
+    until = time.process_time() + _WALKING_SECONDS
+    for number in range(_WALKS):
+        if time.process_time() < until:
+            fault = _walk(matcher.deep_copy(), end_token, _CHOICES[number % len(_CHOICES)], source, until)
+            if fault:
+                raise InvalidGrammar(grammar, fault)
+
+
+# Chooses one of the tokens of a mask, which is not empty.
+_Choice = Callable[[bytes, random.Random], int]
+
+
+def _walk(matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source: random.Random, until: float) -> str:
+    """Follow one match; return what is wrong, if anything."""
+    now = time.process_time()
+    for _ in range(_LONGEST_WALK):
+        if now > until:
+            return ""
+        began, mask = now, matcher.compute_bitmask()
+        now = time.process_time()
+        if now - began > _MOST_MASK_SECONDS:
+            return "finding the tokens that may follow takes too long; simplify it"
+        if matcher.is_error():
+            return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it"
+        if not any(mask):
+            return "a generation could not be continued after some of its beginnings; simplify it"
+        token = choose(mask, source)
+        if token == end_token:
+            return ""
+        if not matcher.consume_token(token):
+            return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it"
+    return ""
+
+
+def _any_token(mask: bytes, source: random.Random) -> int:
+    """Choose around a random place in the mask."""
+    start = source.randrange(len(mask))
+    found = _SOME_BIT.search(mask, start) or _SOME_BIT.search(mask)
+    assert found is not None
+    place = found.start()
+    return place * 8 + source.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+
+
+def _first_token(mask: bytes, source: random.Random) -> int:
+    """Choose among the first tokens, which are short ones in most vocabularies: they end parts soon."""
+    found = _SOME_BIT.search(mask, source.randrange(64))
+    if found is None:
+        return _any_token(mask, source)
+    place = found.start()
+    return place * 8 + source.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+
+
+_CHOICES: Sequence[_Choice] = (_first_token, _any_token)

@@ -1,0 +1,153 @@
+"""The process that rehearses grammars: it forks one process for each, and never touches a grammar itself.
+
+`Rehearsals` starts it as `python -m fastgen.text.rehearsal_process` with a Unix socket as standard input. Over it come
+the vocabulary, once, and then a descriptor for each grammar, over which the fork reads the grammar and writes the
+verdict. If a fork is killed, this process writes why. It ends when the socket is closed, and so when its parent ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from fastgen.core.request import Grammar
+from fastgen.text.grammar import InvalidGrammar, vocabulary_tables
+from fastgen.text.rehearsal import MOST_SECONDS, limit_process, rehearse
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# A grammar that has taken longer than this yields to the others.
+_SHORT_SECONDS = 0.1
+_YIELDING = 15
+# A grammar's text has at most 64 KiB, and a verdict a line.
+MOST_MESSAGE_BYTES = 1 << 17
+
+
+class Vocabulary(msgspec.Struct):
+    """The texts of the tokens in order, and the special ones."""
+
+    tokens: list[bytes]
+    special: list[int]
+
+
+class Verdict(msgspec.Struct):
+    """The outcome of a rehearsal.
+
+    Attributes:
+        fault: why the grammar is rejected; empty if it is accepted.
+        signal: the signal that ended the rehearsal, or 0.
+    """
+
+    fault: str = ""
+    signal: int = 0
+
+
+@dataclass(slots=True)
+class _Rehearsal:
+    connection: socket.socket
+    began: float
+    yields: bool = False
+
+
+class _Process:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._running: dict[int, _Rehearsal] = {}  # by the descriptor of the process
+        self._pids: dict[int, int] = {}
+        vocabulary = msgspec.msgpack.decode(_received(control), type=Vocabulary)
+        self._end_token = len(vocabulary.tokens)
+        self._tables = vocabulary_tables(
+            [*vocabulary.tokens, b"<|end of match|>"],
+            [*vocabulary.special, self._end_token],
+            [self._end_token],
+            lambda _: [],
+        )
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        while True:
+            young = [each for each in self._running.values() if not each.yields]
+            for descriptor, _ in poll.poll(1000 * _SHORT_SECONDS if young else None):
+                if descriptor == self._control.fileno():
+                    _, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+                    if not descriptors:
+                        return
+                    poll.register(self._begin(socket.socket(fileno=descriptors[0])), select.POLLIN)
+                elif descriptor in self._running:
+                    poll.unregister(descriptor)
+                    self._end(descriptor)
+            for descriptor, rehearsal in self._running.items():
+                if not rehearsal.yields and time.monotonic() - rehearsal.began > _SHORT_SECONDS:
+                    rehearsal.yields = True
+                    os.setpriority(os.PRIO_PROCESS, self._pids[descriptor], _YIELDING)
+
+    def _begin(self, connection: socket.socket) -> int:
+        """Fork for a grammar; return the descriptor that is readable when the fork has ended."""
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() == parent:
+                    self._rehearse(connection)
+                    code = 0
+            finally:
+                os._exit(code)
+        descriptor = os.pidfd_open(pid)
+        self._running[descriptor], self._pids[descriptor] = _Rehearsal(connection, time.monotonic()), pid
+        return descriptor
+
+    def _rehearse(self, connection: socket.socket) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the library describes its crashes there
+        signal.alarm(MOST_SECONDS)
+        grammar = msgspec.msgpack.decode(connection.recv(MOST_MESSAGE_BYTES), type=Grammar)
+        limit_process()
+        verdict = Verdict()
+        try:
+            rehearse(grammar, self._tables, self._end_token)
+        except InvalidGrammar as error:
+            verdict.fault = error.fault
+        except MemoryError:
+            verdict.signal = signal.SIGABRT
+        connection.send(msgspec.msgpack.encode(verdict))
+
+    def _end(self, descriptor: int) -> None:
+        """Report a fork that was killed before it could write a verdict."""
+        rehearsal, pid = self._running.pop(descriptor), self._pids.pop(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else signal.SIGKILL
+            with suppress(OSError):  # the client may have given up
+                rehearsal.connection.send(msgspec.msgpack.encode(Verdict(signal=number)))
+        rehearsal.connection.close()
+
+
+def _received(control: socket.socket) -> bytes:
+    """Return a message that its length in 4 bytes precedes, and read nothing after it; exit if there is none."""
+    length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "big")
+    data = control.recv(length, socket.MSG_WAITALL)
+    if len(data) < length or not data:
+        sys.exit(0)
+    return data
+
+
+def main() -> None:
+    """Serve until the socket is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=os.dup(0))
+    _Process(control).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Have grammars rehearsed in another process before an engine compiles them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+
+import msgspec
+
+from fastgen.core.request import Grammar
+from fastgen.text import rehearsal_process
+from fastgen.text.grammar import InvalidGrammar, check_text
+from fastgen.text.rehearsal import MOST_BYTES, MOST_CPU_SECONDS, MOST_SECONDS
+from fastgen.text.rehearsal_process import MOST_MESSAGE_BYTES, Verdict, Vocabulary
+from fastgen.text.tokenizer import Tokenizer
+
+log = logging.getLogger("fastgen.grammar")
+
+# What a signal that ended a rehearsal says of the grammar.
+_FAULTS = {
+    signal.SIGSEGV: "its rules are nested too deeply; simplify it",
+    signal.SIGBUS: "its rules are nested too deeply; simplify it",
+    signal.SIGABRT: f"compiling it takes more than {MOST_BYTES >> 20} MiB; simplify it",
+    signal.SIGXCPU: f"compiling it takes more than {MOST_CPU_SECONDS} s of processor time; simplify it",
+}
+_EXIT_SECONDS = 1.0
+_VERDICTS_KEPT = 4096
+
+
+class RehearsalError(Exception):
+    """No grammar can be checked now. The message is one line."""
+
+
+class Rehearsals:
+    """Rehearses grammars in a process that the first one starts, and remembers the verdicts.
+
+    A grammar that ends its rehearsal affects no other one. Methods may be called in any thread. The process ends with
+    this object.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._faults: OrderedDict[bytes, str] = OrderedDict()  # by digest; "" of accepted grammars
+
+    def is_accepted(self, grammar: Grammar) -> bool:
+        """Return whether a grammar is known to be accepted; False if it has to be rehearsed.
+
+        Raises:
+            InvalidGrammar: if it is known to be rejected.
+        """
+        digest = _digest(grammar)
+        with self._lock:
+            fault = self._faults.get(digest)
+            if fault is not None:
+                self._faults.move_to_end(digest)
+        if fault:
+            raise InvalidGrammar(grammar, fault)
+        return fault is not None or grammar.kind == "tokens"
+
+    def check(self, grammar: Grammar) -> None:
+        """Rehearse a grammar unless its verdict is known. Takes milliseconds, and at most some seconds.
+
+        Raises:
+            InvalidGrammar: if the grammar is invalid or too complex, with the reason.
+            RehearsalError: if it could not be rehearsed.
+        """
+        if self.is_accepted(grammar):
+            return
+        check_text(grammar)
+        verdict = self._verdict(grammar)
+        fault = verdict.fault
+        if verdict.signal:
+            log.warning("a grammar ended its rehearsal by %s", signal.Signals(verdict.signal).name)
+            if verdict.signal not in _FAULTS:  # it may not be the grammar's fault
+                raise InvalidGrammar(grammar, "checking it takes too long or too much memory; simplify it")
+            fault = _FAULTS[signal.Signals(verdict.signal)]
+        with self._lock:
+            self._faults[_digest(grammar)] = fault
+            if len(self._faults) > _VERDICTS_KEPT:
+                self._faults.popitem(last=False)
+        if fault:
+            raise InvalidGrammar(grammar, fault)
+
+    def close(self) -> None:
+        """End the process, and with it the rehearsals that run. The next grammar starts another one."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _verdict(self, grammar: Grammar) -> Verdict:
+        """Return the verdict of a process, of a second one if the first was killed meanwhile."""
+        for _ in range(2):
+            process = self._running()
+            try:
+                return process.rehearse(grammar)
+            except OSError as error:
+                log.warning("the process that checks grammars has ended: %s", error)
+                with self._lock:
+                    if self._process is process:
+                        self._process = None
+                process.close()
+        raise RehearsalError("the process that checks grammars ends again and again")
+
+    def _running(self) -> _Process:
+        with self._lock:
+            if self._process is None:
+                vocabulary = self._tokenizer.vocabulary
+                tokens = [vocabulary.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+                try:
+                    self._process = _Process(Vocabulary(tokens, sorted(self._tokenizer.special_token_ids)))
+                except OSError as error:
+                    raise RehearsalError(f"the process that checks grammars cannot be started: {error}") from None
+            return self._process
+
+
+def _digest(grammar: Grammar) -> bytes:
+    text = f"{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=32).digest()
+
+
+class _Process:
+    """A process that rehearses grammars over one vocabulary, several at once."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-m", rehearsal_process.__name__], stdin=theirs.fileno())
+        self._sending = threading.Lock()
+        self._end = weakref.finalize(self, _end, self._control, self._process)
+        try:
+            data = msgspec.msgpack.encode(vocabulary)
+            self._control.sendall(len(data).to_bytes(4, "big") + data)
+        except OSError:
+            self.close()
+            raise
+
+    def rehearse(self, grammar: Grammar) -> Verdict:
+        """Return the verdict on a grammar.
+
+        Raises:
+            OSError: if the process has ended.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs, self._sending:
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
+            ours.settimeout(MOST_SECONDS + _EXIT_SECONDS)
+            ours.send(msgspec.msgpack.encode(grammar))
+            data = ours.recv(MOST_MESSAGE_BYTES)
+        if not data:
+            raise ConnectionError("it was killed")
+        return msgspec.msgpack.decode(data, type=Verdict)
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    control.close()
+    try:
+        process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,173 @@
+"""Grammars are tried in a process of their own, which they may end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.text.matching import END, byte_tokenizer
+from fastgen.core.request import Grammar, RequestError
+from fastgen.text import rehearsals as rehearsals_module
+from fastgen.text.constraints import GrammarFactory
+from fastgen.text.rehearsals import RehearsalError, Rehearsals
+from support.waiting import eventually
+
+TOKENIZER = byte_tokenizer(None)
+VALID = Grammar(kind="regex", text="a|b")
+
+
+def rules(count: int) -> Grammar:
+    """Return a grammar of a chain of rules."""
+    chain = "".join(f"r{i}: r{i + 1}\n" for i in range(count))
+    return Grammar(kind="lark", text=f'start: r0\n{chain}r{count}: "a"\n')
+
+
+# Its automaton has as many states as there are subsets of places.
+HUGE = Grammar(kind="lark", text="start: X\nX: /(.*a.{15})/ & /(.*b.{14})/ & ~/(.*c.{13})/")
+
+
+@pytest.fixture
+def rehearsals() -> Iterator[Rehearsals]:
+    found = Rehearsals(TOKENIZER)
+    yield found
+    found.close()
+
+
+def pid_of(rehearsals: Rehearsals) -> int:
+    assert rehearsals._process is not None
+    return rehearsals._process._process.pid
+
+
+def forks_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (rules(3000), "nested too deeply"),
+        (HUGE, r"more than \d+ MiB|more than \d+ s|simplify"),
+        (Grammar(kind="json_schema", text='{"const": -9223372036854775808}'), "const: -9223372036854775808"),
+        (Grammar(kind="json_schema", text='{"type": "integer", "multipleOf": 123456789}'), "multipleOf: 123456789"),
+        (Grammar(kind="regex", text="(a{1,1000}){1,1000}b{100000}("), "unclosed group"),
+    ],
+    ids=["deep", "huge", "const", "multipleOf", "regex"],
+)
+def test_a_grammar_that_the_library_cannot_take_is_refused_and_ends_only_its_rehearsal(
+    grammar: Grammar, message: str, rehearsals: Rehearsals
+) -> None:
+    rehearsals.check(VALID)
+    pid = pid_of(rehearsals)
+    for _ in range(2):
+        with pytest.raises(RequestError, match=message):
+            rehearsals.check(grammar)
+    rehearsals.check(Grammar(kind="regex", text="a|c"))
+    assert pid_of(rehearsals) == pid
+
+
+@pytest.mark.slow
+def test_a_slow_grammar_holds_up_no_other_one(rehearsals: Rehearsals) -> None:
+    rehearsals.check(VALID)
+    faults: list[str] = []
+
+    def check(number: int) -> None:
+        with pytest.raises(RequestError) as raised:
+            rehearsals.check(Grammar(kind="lark", text=f"{HUGE.text}\n// {number}"))
+        faults.append(str(raised.value))
+
+    slow = [threading.Thread(target=check, args=(number,)) for number in range(2)]
+    for thread in slow:
+        thread.start()
+    eventually(lambda: len(forks_of(pid_of(rehearsals))) == 2, within=20, what="two rehearsals", every=0.01)
+    rehearsals.check(Grammar(kind="regex", text="a|c"))
+    assert len(faults) < 2, "a small grammar is checked while large ones are"
+    for thread in slow:
+        thread.join()
+    assert len(faults) == 2
+
+
+def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: Rehearsals) -> None:
+    schema = {
+        "allOf": [
+            {"patternProperties": {"^[a]$": {"type": "null"}}, "additionalProperties": False},
+            {"required": ["a"]},
+        ]
+    }
+    with pytest.raises(RequestError, match="a generation could not be continued"):
+        rehearsals.check(Grammar(kind="json_schema", text=json.dumps({"type": "object", **schema})))
+
+
+def test_a_verdict_is_remembered(rehearsals: Rehearsals) -> None:
+    assert not rehearsals.is_accepted(VALID)
+    rehearsals.check(VALID)
+    rehearsals.close()
+    rehearsals.check(VALID)
+    assert rehearsals._process is None, "nothing was started again"
+    assert rehearsals.is_accepted(VALID)
+
+
+def test_another_process_takes_over_from_one_that_was_killed(rehearsals: Rehearsals) -> None:
+    rehearsals.check(VALID)
+    killed = pid_of(rehearsals)
+    os.kill(killed, signal.SIGKILL)
+    rehearsals.check(Grammar(kind="regex", text="a|c"))
+    assert pid_of(rehearsals) != killed
+
+
+def test_a_process_that_cannot_be_started_is_an_error_of_its_own(
+    rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsals_module.sys, "executable", "/nonexistent")
+    with pytest.raises(RehearsalError, match="cannot be started"):
+        rehearsals.check(VALID)
+
+
+def test_the_process_and_its_rehearsals_end_with_their_owner() -> None:
+    rehearsals = Rehearsals(TOKENIZER)
+    rehearsals.check(VALID)
+    pid = pid_of(rehearsals)
+    thread = threading.Thread(target=lambda: _swallow(rehearsals, HUGE))
+    thread.start()
+    forks = eventually(lambda: forks_of(pid), within=20, what="a rehearsal", every=0.01)
+    rehearsals.close()
+    processes = [Path(f"/proc/{each}") for each in (pid, *forks)]
+    eventually(lambda: not any(each.exists() for each in processes), within=20, what="all ended")
+    thread.join()
+    rehearsals.close()
+
+
+def _swallow(rehearsals: Rehearsals, grammar: Grammar) -> None:
+    with pytest.raises((RequestError, RehearsalError)):
+        rehearsals.check(grammar)
+
+
+def test_the_process_inherits_no_socket_of_the_server(rehearsals: Rehearsals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.set_inheritable(True)
+        rehearsals.check(VALID)
+        inode = os.fstat(listener.fileno()).st_ino
+        descriptors = Path(f"/proc/{pid_of(rehearsals)}/fd").iterdir()
+        assert f"socket:[{inode}]" not in [os.readlink(each) for each in descriptors]
+
+
+def test_what_passes_on_a_small_stack_is_compiled_and_followed_on_a_large_one(rehearsals: Rehearsals) -> None:
+    deep = rules(1000)
+    rehearsals.check(deep)
+    # Three times as deep still leaves the engine room; a usual stack would overflow.
+    factory = GrammarFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, [END])
+    for grammar in (deep, rules(3500)):
+        constraint = factory(grammar)
+        masks = np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32)
+        for token in (*TOKENIZER.encode("a", add_special_tokens=False), END):
+            factory.fill_masks([constraint], masks.data)
+            assert masks[token // 32] >> token % 32 & 1
+            constraint.accept(token)
+        assert constraint.end == "stop"

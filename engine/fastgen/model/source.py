@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastgen.config import ConfigError
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.config.architecture import MOST_LAYERS, ModelArchitecture
@@ -70,7 +71,7 @@ class ModelSource:
         file = GGUFFile(path)
         try:
             architecture = architecture_from_gguf(file)
-        except ModelError as error:
+        except ConfigError as error:  # also of the tokenizer's keys
             raise ModelError(f"{path}: {error}") from None
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         return cls(path, architecture, tokenizer, file)

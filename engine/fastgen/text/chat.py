@@ -1,25 +1,17 @@
-"""Render messages to a prompt with the model's own Jinja chat template.
-
-The Jinja environment matches transformers' `apply_chat_template`: the same whitespace rules, `raise_exception`,
-`strftime_now` and `tojson`, and `generation` blocks, which only matter in training.
-"""
+"""Render messages to a prompt with the model's own chat template."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastgen.config import ConfigError
+from fastgen.text.message_form import MessageForm
+from fastgen.text.template_environment import environment
 
 # White space that no template emits after a message.
 _MARK_SPACE = " \n\t"
@@ -32,10 +24,10 @@ class ChatTemplateError(ValueError):
 
 
 class ChatTemplate:
-    """A model's chat template, compiled.
+    """A model's chat templates, compiled: the usual one and, for some models, one for tools and one for documents.
 
     Attributes:
-        source: source text of the template.
+        source: source text of the usual template.
         tool_source: source text of the template for requests with tools, often the same.
         takes_tools: whether that template renders tools.
 
@@ -43,20 +35,33 @@ class ChatTemplate:
         ConfigError: if a template is not valid Jinja.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        tool_source: str | None = None,
+        document_source: str | None = None,
+    ) -> None:
         self.source = source
         self.tool_source = tool_source or source
         self._special_tokens = dict(special_tokens)
-        self._template = _compiled(source)
-        self._tool_template = _compiled(tool_source) if tool_source else self._template
+        self._template = _Template(source)
+        self._tool_template = _Template(tool_source) if tool_source else self._template
+        self._document_template = _Template(document_source) if document_source else self._template
         self.takes_tools = self._shows_tools()
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """Build from a model's templates by name, chosen as in transformers; None if there are none."""
-        if not sources.get("default"):
+        """Build from a model's templates by name; None if there are none.
+
+        As in transformers, `tool_use` serves requests with tools, and `default` all others. There, a caller names
+        `rag`; here it serves requests with documents.
+        """
+        usual = sources.get("default") or sources.get("tool_use")
+        if not usual:
             return None
-        return cls(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
+        return cls(usual, special_tokens, tool_source=sources.get("tool_use"), document_source=sources.get("rag"))
 
     def replaced(self, source: str) -> ChatTemplate:
         """Return a template with another source and the same special tokens."""
@@ -73,27 +78,24 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for `messages` (role, content, ...), ending with the generation prompt.
 
+        The messages have OpenAI's form; the template gets them in its own, see `message_form`. Content is a string,
+        null, or a list of parts with a `text`.
+
         `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` further variables of the
         template, for example `enable_thinking`.
 
         Raises:
             ChatTemplateError: if the template rejects the messages or fails.
         """
+        template = self._tool_template if tools else self._document_template if documents else self._template
         context = {
             **self._special_tokens,
             **(variables or {}),
-            "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
         }
-        template = self._tool_template if tools else self._template
-        try:
-            return template.render(context)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ChatTemplateError(str(error) or type(error).__name__) from error
-        except RecursionError:
-            raise ChatTemplateError("a value is nested too deeply") from None
+        return template.render(messages, context)
 
     def _shows_tools(self) -> bool:
         """Return whether the template renders tools; its text may mention `tools` only as a field of a message."""
@@ -115,57 +117,51 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: see `render`; also if the template does not render the last message's text.
         """
-        last = str(messages[-1].get("content") or "")
+        content = messages[-1].get("content")
+        parts = list(content) if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
+        last = parts[-1]["text"] if parts else ""
         if not last.strip():
             raise ChatTemplateError("the last message has no text to continue")
         # Digits, because templates may change the case of letters. Random, so that no text contains them.
         mark = str(secrets.randbits(128))
-        marked = [*messages[:-1], {**messages[-1], "content": last + mark + _MARK_SPACE}]
-        shown, found, behind = self.render(marked, add_generation_prompt=False, **context).rpartition(mark)
+        text = last + mark + _MARK_SPACE
+        marked = [*parts[:-1], {**parts[-1], "text": text}] if isinstance(content, list) else text
+        shown, found, behind = self.render(
+            [*messages[:-1], {**messages[-1], "content": marked}], add_generation_prompt=False, **context
+        ).rpartition(mark)
         if not found:
             raise ChatTemplateError("the template does not render the last message's text, so it cannot be continued")
         # A template that strips white space after the mark would also strip the text's.
         return shown if behind.startswith(_MARK_SPACE) else shown.removesuffix(last[len(last.rstrip()) :])
 
 
-def _compiled(source: str) -> jinja2.Template:
-    try:
-        return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+class _Template:
+    """One template, and the form in which it reads messages."""
 
+    def __init__(self, source: str) -> None:
+        made = environment()
+        try:
+            tree = made.parse(source)
+            self._compiled = made.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+        self._form = MessageForm(tree, self._tried)
 
-class _GenerationBlocks(Extension):
-    """Jinja tag `{% generation %}...{% endgeneration %}`, which marks training text: renders its body."""
+    def render(self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any]) -> str:
+        """Return the prompt; raise ChatTemplateError if the template rejects the messages or fails."""
+        return self._rendered(self._form.shaped(messages), context)
 
-    tags = {"generation"}  # noqa: RUF012  (name and type required by jinja2)
+    def _rendered(self, messages: list[dict[str, Any]], context: Mapping[str, Any]) -> str:
+        try:
+            return self._compiled.render({**context, "messages": messages})
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ChatTemplateError(str(error) or type(error).__name__) from error
+        except RecursionError:
+            raise ChatTemplateError("a value is nested too deeply") from None
 
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which does not belong in a prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    def _tried(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+        context = {"add_generation_prompt": False, "tools": tools, "documents": None, "bos_token": "", "eos_token": ""}
+        try:
+            return self._rendered(messages, context)
+        except ChatTemplateError:
+            return None

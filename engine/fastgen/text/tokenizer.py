@@ -13,6 +13,7 @@ import tokenizers
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.tokenizer_formats import gguf, huggingface
 from fastgen.text.tokenizer_formats.added_tokens import TokenFiles
+from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary
 from fastgen.text.vocabulary import Vocabulary
 
 
@@ -48,17 +49,18 @@ class Tokenizer:
             files = TokenFiles(source)
             special = huggingface.named_special_tokens(files)
             templates = huggingface.read_chat_templates(source, files.settings)
-            backend = huggingface.build(source, files)
+            backend, spelled = huggingface.build(source, files), {}
         else:
-            backend = gguf.build(source)
-            special, templates = gguf.named_special_tokens(source), gguf.chat_templates(source)
+            tokens = GGUFVocabulary.of(source)
+            backend, spelled = gguf.build(source, tokens), gguf.spelled(source, tokens)
+            special, templates = gguf.named_special_tokens(tokens), gguf.chat_templates(source)
 
         def id_of(name: str) -> int | None:
             return backend.token_to_id(special[name]) if name in special else None
 
         return cls(
             backend=backend,
-            vocabulary=Vocabulary(backend),
+            vocabulary=Vocabulary(backend, spelled),
             chat_template=ChatTemplate.named(templates, special),
             bos_token_id=id_of("bos_token"),
             eos_token_id=id_of("eos_token"),

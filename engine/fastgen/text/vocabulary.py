@@ -42,6 +42,10 @@ _SPACE = "\u2581"
 class Vocabulary:
     """The bytes of token ids, computed on first use.
 
+    Args:
+        backend: the tokenizer.
+        spelled: bytes of tokens that do not follow its spelling.
+
     Attributes:
         spelling: how tokens spell bytes.
         drops_first_space: whether decoding drops a leading space, which encoding has added.
@@ -52,13 +56,13 @@ class Vocabulary:
         ConfigError: if the tokenizer's decoder has neither spelling.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, spelled: Mapping[int, bytes] | None = None) -> None:
         self._backend = backend
         steps = _decoder_steps(backend)
         self.spelling = _spelling_of(steps)
         self.drops_first_space = any(_drops_first_space(step) for step in steps)
         self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
-        self._known: dict[int, bytes] = {}
+        self._known: dict[int, bytes] = dict(spelled or {})
         self.special_tokens: Mapping[str, int] = {
             token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         }

@@ -82,6 +82,23 @@ def test_a_template_file_replaces_all_templates_of_the_settings(folder: Path) ->
     assert template.render(HI, tools=TOOLS) == "<|im_start|>plain: hi"
 
 
+def test_a_processors_file_counts_if_there_is_no_other_template(folder: Path) -> None:
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PLAIN}))
+    template = template_of(folder)
+    assert template is not None
+    assert template.render(HI) == "<|im_start|>plain: hi"
+    tell(folder, "newer")
+    assert template_of(folder).render(HI) == "newer"  # type: ignore[union-attr]
+
+
+def test_a_gguf_file_can_have_a_template_for_documents(smollm2_metadata: Any) -> None:
+    template = {"tokenizer.chat_template": PLAIN, "tokenizer.chat_template.rag": "{{ documents[0].text }}"}
+    loaded = Tokenizer.load({**smollm2_metadata, **template}).chat_template
+    assert loaded is not None
+    assert loaded.render(HI, documents=[{"text": "found"}]) == "found"
+    assert loaded.render(HI) == "<|im_start|>plain: hi"
+
+
 def test_an_invalid_template_for_tools_is_rejected_at_load(folder: Path) -> None:
     tell(folder, [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": "{% if %}"}])
     with pytest.raises(ConfigError, match="chat template: line 1"):

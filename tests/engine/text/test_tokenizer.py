@@ -32,7 +32,7 @@ TEXTS = [
 ]
 
 CORPUS = [
-    *TEXTS,
+    *(text for text in TEXTS if "<|im_end|>" not in text),  # else it would become a word, which ends generations
     "the quick brown fox jumps over the lazy dog",
     "the then there their these those",
     "12 34 56 1234 5678",

@@ -5,17 +5,14 @@ Keys and tensors are those of llama.cpp's converter (its folder `conversion`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.fields import Fields, shown
-from fastgen.model.config.from_huggingface import token_ids
 from fastgen.model.config.gguf_families import FAMILIES, Features
 from fastgen.model.config.gguf_keys import reject_unread_keys
 from fastgen.model.config.rope import longest_sequence
 from fastgen.model.config.rope_from_gguf import Contents, rope_configs
+from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary
 
 
 def architecture_from_gguf(file: Contents) -> ModelArchitecture:
@@ -63,6 +60,7 @@ def _describe(kind: str, file: Contents, fields: Fields) -> ModelArchitecture:
     }
     features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     vocab_size = fields.integer("vocab_size", len(Fields(metadata).texts("tokenizer.ggml.tokens") or ()))
+    ends = GGUFVocabulary.of(metadata).end_tokens
     return ModelArchitecture(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -75,26 +73,6 @@ def _describe(kind: str, file: Contents, fields: Fields) -> ModelArchitecture:
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         rope_configs=ropes,
         tie_word_embeddings="output.weight" not in names,
-        eos_token_ids=frozenset(token for token in _ends(metadata) if token < vocab_size),
+        eos_token_ids=frozenset(token for token in ends if token < vocab_size),
         **features,
     )
-
-
-def _ends(metadata: Mapping[str, Any]) -> frozenset[int]:
-    """Return the end tokens in the metadata, and end-of-turn tokens by their text, as llama.cpp does.
-
-    Hugging Face lists the latter in generation_config.json, which GGUF files lack.
-    """
-    fields = Fields(metadata, prefix="tokenizer.ggml.")
-    named = [fields.value(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens, types = fields.texts("tokens") or (), fields.integers("token_type") or ()
-    marked = [
-        number
-        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
-        if kind in _MARKED and token in _TURN_ENDS
-    ]
-    return frozenset().union(*(token_ids(token) for token in (*named, *marked)))
-
-
-_MARKED = (3, 4)  # control and user-defined tokens
-_TURN_ENDS = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from fastgen.server.openai.fields.types import Boolean, String
 
 _MAX_TOOL_NAME_LENGTH = 256
+# Names of an assistant's reasoning, as clients spell it.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def text_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> str:
-    """Return the text of a message's content, with its parts joined.
+Text = str | list[dict[str, Any]]
+
+
+def content_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> Text:
+    """Return a message's content: a string, or its parts as parts of type `text`.
 
     Raises:
         ValueError: if it is neither a string nor a list of parts of these kinds.
@@ -25,20 +37,36 @@ def text_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> str:
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise ValueError("must be a string or a list of text parts")
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type")
-        if not isinstance(kind, str) or kind not in kinds:
-            raise ValueError(f"contains a part of type {str(kind)[:40]!r}; only text parts are supported")
-        field = "refusal" if kind == "refusal" else "text"
-        if not isinstance(part.get(field), str):
-            raise ValueError(f"contains a {kind} part without a string in its {field!r} field")
-        texts.append(part[field])
-    return "".join(texts)
+    return [_text_part(part, kinds) for part in content]
+
+
+def _text_part(part: dict[str, Any], kinds: Container[str]) -> dict[str, Any]:
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"contains a part of type {str(kind)[:40]!r}; only text parts are supported")
+    field = "refusal" if kind == "refusal" else "text"
+    if not isinstance(part.get(field), str):
+        raise ValueError(f"contains a {kind} part without a string in its {field!r} field")
+    return part if kind == "text" else {"type": "text", "text": part[field]}
+
+
+def text_of(content: Text | None) -> str:
+    """Return content as one string."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def with_text(content: Text | None, *, before: str = "", after: str = "") -> Text:
+    """Return content with more text before or after it, in the same form."""
+    if isinstance(content, list):
+        first, last = ([{"type": "text", "text": text.strip("\n")}] if text else [] for text in (before, after))
+        return [*first, *content, *last]
+    return f"{before}{content or ''}{after}"
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
-    """Return an assistant's earlier calls with parsed arguments, which chat templates serialize to JSON themselves."""
+    """Return an assistant's earlier calls."""
     if not isinstance(value, list | None):
         raise ValueError("must be a list of tool calls")
     return value and [_tool_call(call) for call in value]
@@ -48,19 +76,14 @@ def _tool_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError("each call must have a function with a name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # The model may have written invalid or truncated JSON; the template then gets it unparsed.
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
-    return {**call, "type": "function", "function": {**function, "arguments": {} if arguments is None else arguments}}
+    return {**call, "type": "function"}
 
 
 _Part = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "required": ["type"]})]
 Content = Annotated[
-    str | None,
+    Text | None,
     PlainValidator(
-        lambda value: None if value is None else text_of(value), json_schema_input_type=str | list[_Part] | None
+        lambda value: None if value is None else content_of(value), json_schema_input_type=str | list[_Part] | None
     ),
 ]
 ToolCalls = Annotated[
@@ -79,12 +102,14 @@ class Message(BaseModel):
     tool_calls: ToolCalls = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for chat templates: content as one string, null fields left out."""
+        """Return the message for `ChatTemplate`, null fields left out except for the content."""
         others = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
-        if isinstance(others.get("reasoning"), str):  # the field has two names; templates know the older one
-            others.setdefault("reasoning_content", others["reasoning"])
+        # The field has three names; templates know one of the older ones.
+        reasoning = next((others[name] for name in _REASONING if isinstance(others.get(name), str)), None)
+        if reasoning is not None:
+            others = {"reasoning_content": reasoning, "thinking": reasoning, **others}
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
-        return {"role": self.role, "content": self.content or "", **others, **calls}
+        return {"role": self.role, "content": self.content, **others, **calls}
 
 
 class Function(BaseModel):
@@ -106,9 +131,18 @@ class Tool(BaseModel):
     type: Literal["function"]
     function: Function
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, given: Any, handler: ModelWrapValidatorHandler[Tool]) -> Tool:
+        tool = handler(given)
+        tool._given = given if isinstance(given, dict) else tool.model_dump(exclude_unset=True)
+        return tool
+
     def for_template(self) -> dict[str, Any]:
-        """Return the tool for chat templates, with all fields that the client sent."""
-        return self.model_dump(exclude_unset=True)
+        """Return the tool for chat templates, as the client sent it: many print it, with its fields in that order."""
+        return self._given
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from fastgen.core.request import Grammar
 from fastgen.engine.request_output import RequestOutput
 from fastgen.server.openai.fields.types import field_error
+from fastgen.server.openai.messages import text_of
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.reasoning import ReasoningFormat, ReasoningParser, Start, after_reasoning
@@ -77,8 +78,8 @@ class ReasoningUse:
             raise field_error("thinking_token_budget", f"{why}; leave it out")
         if format is None:
             return None
-        last = body.messages[-1]
-        start = format.start_within(last.content or "") if body.continue_final_message else format.start_after(prompt)
+        last = body.messages[-1].content
+        start = format.start_within(text_of(last)) if body.continue_final_message else format.start_after(prompt)
         return cls(model.tokenizer, format, start, budget, body.include_reasoning is not False)
 
     def parser(self) -> ReasoningParser:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastgen.core.request import Grammar, RequestError
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.messages import Choice, Tool
+from fastgen.server.openai.messages import Choice, Tool, with_text
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.grammar import MOST_GRAMMAR_BYTES, arguments_grammar
@@ -188,11 +188,12 @@ class ToolUse:
         """
         description, first = describe(self.format, self.tools), messages[0]
         if first["role"] == "system":
-            return [[{**first, "content": f"{first['content']}\n\n{description}"}, *messages[1:]]]
+            return [[{**first, "content": with_text(first["content"], after=f"\n\n{description}")}, *messages[1:]]]
         with_system = [{"role": "system", "content": description}, *messages]
-        if first["role"] != "user" or not isinstance(first["content"], str):
+        if first["role"] != "user":
             return [with_system]
-        return [with_system, [{**first, "content": f"{description}\n\n{first['content']}"}, *messages[1:]]]
+        content = with_text(first["content"], before=f"{description}\n\n")
+        return [with_system, [{**first, "content": content}, *messages[1:]]]
 
 
 def _check_combination(structure: Grammar, field: str) -> None:

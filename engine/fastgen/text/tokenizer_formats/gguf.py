@@ -6,7 +6,7 @@ its name in `tokenizer.ggml.pre`; see `pre_tokenizers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -14,10 +14,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats import huggingface
+from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary, TokenType, check_length, flag, values
 from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
 
-# Token types of the GGUF specification.
-_CONTROL, _USER_DEFINED = 3, 4
+# Types of tokens whose text in the file is the text that they stand for.
+_LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_SILENT = (TokenType.UNUSED, TokenType.UNDEFINED)
+_EMBEDDED = "tokenizer.huggingface.json"
 
 # Phi-3's special tokens strip the white space after them. GGUF files do not contain that; llama.cpp checks the model.
 _PHI3 = "<|placeholder1|>"
@@ -26,58 +29,78 @@ _PHI3_STRIPPING = frozenset(
 )
 
 
-def build(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def build(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     """Return the tokenizer that the metadata describes.
 
     Raises:
-        ConfigError: if the tokenizer or pre-tokenizer is not supported, or a key is missing.
+        ConfigError: if the tokenizer or pre-tokenizer is not supported, or a key is missing or damaged.
     """
-    if whole := metadata.get("tokenizer.huggingface.json"):
-        return huggingface.read(tokenizers.Tokenizer.from_str, whole, "tokenizer.huggingface.json")
+    if whole := metadata.get(_EMBEDDED):
+        return huggingface.read(tokenizers.Tokenizer.from_str, str(whole), _EMBEDDED)
     kind = metadata.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        backend = _byte_level(metadata)
-    elif kind == "llama":
-        backend = _sentence_piece(metadata)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise ConfigError(
             f"tokenizer.ggml.model {kind!r}: not supported; only gpt2 (byte-level BPE) and llama (SentencePiece) are"
         )
-    _add_marked_tokens(backend, metadata)
-    _add_ends(backend, metadata)
+    if not vocabulary.tokens:
+        raise ConfigError("tokenizer.ggml.tokens: the GGUF file lacks it; convert the model again")
+    backend = (_byte_level if kind == "gpt2" else _sentence_piece)(metadata, vocabulary)
+    _add_marked_tokens(backend, vocabulary)
+    _add_ends(backend, metadata, vocabulary)
     return backend
 
 
-def named_special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+def spelled(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> dict[int, bytes]:
+    """Return the bytes of the tokens that do not spell them as words do, as llama.cpp does."""
+    if metadata.get(_EMBEDDED):
+        return {}
+    bytes_of = {}
+    for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind in _LITERAL:
+            bytes_of[number] = token.encode(errors="replace")
+        elif kind in _SILENT:
+            bytes_of[number] = b""
+    return bytes_of
+
+
+def named_special_tokens(vocabulary: GGUFVocabulary) -> dict[str, str]:
     """Return the special tokens that templates use by name, such as `bos_token`."""
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    return {name: metadata["tokenizer.ggml.tokens"][i] for name, i in ids.items() if i is not None}
+    texts = {name: vocabulary.text_of(key) for name, key in names.items()}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name; the unnamed one is the default."""
-    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
-    return {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)}
+    """Return the chat templates by name; the unnamed one is the default.
+
+    Raises:
+        ConfigError: if one is not a text.
+    """
+    keys = {name: f"tokenizer.chat_template.{name}" for name in ("tool_use", "rag")}
+    keys["default"] = "tokenizer.chat_template"
+    for key in keys.values():
+        if not isinstance(metadata.get(key, ""), str):
+            raise ConfigError(f"{key}: is damaged, a text is expected; convert the model again")
+    return {name: metadata[key] for name, key in keys.items() if metadata.get(key)}
 
 
-def _key(metadata: Mapping[str, Any], name: str) -> Any:
+def _bpe(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+    numbers = {token: number for number, token in enumerate(vocabulary.tokens)}
     try:
-        return metadata[f"tokenizer.ggml.{name}"]
-    except KeyError:
-        raise ConfigError(f"tokenizer.ggml.{name}: the GGUF file lacks it; convert the model again") from None
+        return tokenizers.Tokenizer(models.BPE(numbers, merges, **options))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"tokenizer.ggml.merges: {error}; convert the model again") from None
 
 
-def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _byte_level(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre")
     pre_tokenizer = PRE_TOKENIZERS.get(str(pre))
     if pre_tokenizer is None:
         raise ConfigError(
             f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
         )
-    vocabulary = {token: token_id for token_id, token in enumerate(_key(metadata, "tokens"))}
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _key(metadata, "merges"))]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges))
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in values(metadata, "merges", str))]
+    backend = _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges)
     backend.pre_tokenizer = pre_tokenizer.make()
     if pre_tokenizer.normalizer is not None:
         backend.normalizer = pre_tokenizer.normalizer()
@@ -85,23 +108,23 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return backend
 
 
-def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _sentence_piece(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     """Build SentencePiece BPE: merges follow from scores, with byte fallback."""
-    tokens: Sequence[str] = _key(metadata, "tokens")
-    scores: Sequence[float] = _key(metadata, "scores")
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
-    best_first = sorted(range(len(tokens)), key=lambda token_id: -scores[token_id])
+    tokens, scores = vocabulary.tokens, values(metadata, "scores", float)
+    check_length("scores", scores, tokens)
+    known = frozenset(tokens)
+    best_first = sorted(range(len(tokens)), key=lambda number: -scores[number])
     merges = [  # all merges of two tokens into a third
         (token[:cut], token[cut:])
-        for token in (tokens[token_id] for token_id in best_first)
+        for token in (tokens[number] for number in best_first)
         for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+        if token[:cut] in known and token[cut:] in known
     ]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    unknown = vocabulary.text_of("unknown")
+    backend = _bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "\u2581")]
     strip: list[decoders.Decoder] = []
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if flag(metadata, "add_space_prefix", lambda: True):
         spaces.insert(0, normalizers.Prepend("\u2581"))
         strip = [decoders.Strip(" ", 1, 0)]
     backend.normalizer = normalizers.Sequence(spaces)
@@ -111,33 +134,42 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return backend
 
 
-def _add_marked_tokens(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Add control and user-defined tokens, which are never split."""
-    tokens: Sequence[str] = _key(metadata, "tokens")
-    types: Sequence[int] = metadata.get("tokenizer.ggml.token_type", ())
-    stripping = _PHI3_STRIPPING if _PHI3 in tokens else frozenset()
-    special, plain = [], []
-    for token, token_type in zip(tokens, types, strict=False):
-        if token_type == _CONTROL:
-            special.append(AddedToken(token, normalized=False, special=True, rstrip=token in stripping))
-        elif token_type == _USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False, rstrip=token in stripping))
+def _add_marked_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
+    """Add control, unknown and user-defined tokens, which are never split. Only the last are shown."""
+    stripping = _PHI3_STRIPPING if _PHI3 in vocabulary.tokens else frozenset()
+    special: list[AddedToken] = []
+    plain: list[AddedToken] = []
+    for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if kind in _LITERAL:
+            is_special = kind != TokenType.USER_DEFINED
+            added = AddedToken(token, normalized=False, special=is_special, rstrip=token in stripping)
+            (special if is_special else plain).append(added)
     backend.add_special_tokens(special)
     backend.add_tokens(plain)
 
 
-def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Add BOS and EOS around prompts if the metadata requires them."""
-    pre_tokenizer = PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", ""))
+def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> None:
+    """Add BOS and EOS around prompts if the metadata requires them.
+
+    Raises:
+        ConfigError: if it does not name the token.
+    """
+    pre_tokenizer = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre", "")))
     is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
-    default = is_sentence_piece or (pre_tokenizer is not None and pre_tokenizer.adds_bos)
-    begins = metadata.get("tokenizer.ggml.add_bos_token", default)
-    ends = metadata.get("tokenizer.ggml.add_eos_token", False)
-    tokens: Sequence[str] = _key(metadata, "tokens")
-    first = [_key(metadata, "bos_token_id")] if begins else []
-    last = [_key(metadata, "eos_token_id")] if ends else []
-    if first or last:
+    begins = flag(
+        metadata, "add_bos_token", lambda: is_sentence_piece or (pre_tokenizer is not None and pre_tokenizer.adds_bos)
+    )
+    ends = flag(metadata, "add_eos_token", lambda: False)
+    around = [name for name, added in (("bos", begins), ("eos", ends)) if added]
+    for name in around:
+        if name not in vocabulary.ids:
+            raise ConfigError(
+                f"tokenizer.ggml.{name}_token_id: names no token, and add_{name}_token requires it; "
+                "convert the model again"
+            )
+    if around:
+        tokens = {name: vocabulary.tokens[vocabulary.ids[name]] for name in around}
         backend.post_processor = processors.TemplateProcessing(
-            single=[*(tokens[i] for i in first), "$A", *(tokens[i] for i in last)],
-            special_tokens=[(tokens[i], i) for i in dict.fromkeys([*first, *last])],
+            single=[*([tokens["bos"]] if begins else []), "$A", *([tokens["eos"]] if ends else [])],
+            special_tokens=[(token, vocabulary.tokens.index(token)) for token in dict.fromkeys(tokens.values())],
         )

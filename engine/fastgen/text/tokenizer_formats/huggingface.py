@@ -11,7 +11,7 @@ import tokenizers
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats import prefix_space
 from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_tokens
-from fastgen.text.tokenizer_formats.json_files import field, read_text
+from fastgen.text.tokenizer_formats.json_files import field, read_object, read_text
 
 _FILE = "tokenizer.json"
 
@@ -77,7 +77,8 @@ def end_token_id(directory: Path) -> int | None:
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name, from files or settings. The usual one is named `default`.
 
-    As in transformers, chat_template.jinja replaces all templates of the settings.
+    As in transformers, chat_template.jinja replaces all templates of the settings. chat_template.json, a processor's
+    file of older models, counts if there is no other.
 
     Raises:
         ConfigError: if a template cannot be read.
@@ -88,6 +89,9 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
     setting = field(settings, "chat_template", (str, list), where)
     if path.is_file():
         return templates | {"default": read_text(path)}
+    older = directory / "chat_template.json"
+    if setting is None and older.is_file():
+        setting = field(read_object(older), "chat_template", (str, list), older)
     if not isinstance(setting, list):
         return templates if setting is None else {"default": setting} | templates
     for entry in setting:

@@ -95,7 +95,7 @@ def test_the_shape_of_the_demo_model() -> None:
     a = ModelSource.open(str(demo_model())).architecture
     assert (a.num_layers, a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim) == (30, 576, 9, 3, 64)
     assert (a.vocab_size, a.max_position_embeddings, a.tie_word_embeddings) == (49152, 8192, True)
-    assert a.eos_token_ids == {2}
+    assert a.eos_token_ids == {0, 2, 4}  # <|endoftext|>, <|im_end|>, <reponame>
     assert a.num_parameters == 134_515_008
 
 
@@ -132,12 +132,12 @@ def test_metadata_defaults_and_both_end_tokens_are_read() -> None:
     assert a.eos_token_ids == {3, 4}
 
 
-def test_end_of_turn_tokens_are_found_by_their_text() -> None:
+def test_end_tokens_are_found_by_their_text() -> None:
     tokens = {
-        "tokenizer.ggml.tokens": ["<unk>", "<|end|>", "<|im_end|>", "</s>", "<|eot_id|>"],
-        "tokenizer.ggml.token_type": [2, 4, 1, 3, 3],
+        "tokenizer.ggml.tokens": ["<unk>", "<|end|>", "<|im_end|>", "a", "b", "<|eot_id|>", "<|user|>"],
+        "tokenizer.ggml.token_type": [2, 4, 1, 1, 1, 3, 3],
     }
-    assert architecture_from_gguf(Described(METADATA | tokens)).eos_token_ids == {1, 3, 4}
+    assert architecture_from_gguf(Described(METADATA | tokens)).eos_token_ids == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.parametrize(

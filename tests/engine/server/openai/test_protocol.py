@@ -88,7 +88,7 @@ def test_a_chat_is_rendered_with_the_chat_template(scripted: Serving) -> None:
     )
     # The scripted engine repeats the prompt; special tokens give no text.
     assert done.choices[0].message.content is not None
-    assert done.choices[0].message.content.startswith("system\nBe brief.\nuser\nHello, you\nassistant\n")
+    assert done.choices[0].message.content.startswith("system\nBe brief.\nuser\nHello, \nyou\nassistant\n")
     assert done.choices[0].message.role == "assistant"
 
 

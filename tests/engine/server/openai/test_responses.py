@@ -130,12 +130,13 @@ def test_a_turn_of_several_items_becomes_one_message() -> None:
     )
     assert [message.for_template() for message in body.chat().messages] == [
         {"role": "system", "content": "Be brief.\n\nNo jokes."},
-        {"role": "user", "content": "Weather?"},
+        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
         {
             "role": "assistant",
             "content": "Let me",
             "reasoning_content": "So.",
-            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+            "thinking": "So.",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
         },
         {"role": "tool", "content": "rain", "tool_call_id": "c"},
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen.server.openai.messages import text_of
+from fastgen.server.openai.messages import Text, content_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -37,7 +37,7 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
             turn = _turn(messages)
             turn["content"] = (turn.get("content") or "") + _text(item.get("content"))
         case {"type": "message", "role": "user" | "system" | "developer" as role}:
-            messages.append({"role": role, "content": _text(item.get("content"))})
+            messages.append({"role": role, "content": _content(item.get("content"))})
         case {"type": "message"}:
             raise ValueError("role must be one of user, assistant, system, developer")
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
@@ -48,7 +48,7 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         case {"type": "function_call"}:
             raise ValueError("a function_call must have a call_id, a name and arguments, all strings")
         case {"type": "function_call_output", "call_id": str(call_id)}:
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"))})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": _content(item.get("output"))})
         case {"type": "function_call_output"}:
             raise ValueError("call_id must be a string")
         case {"type": "reasoning"}:
@@ -67,8 +67,14 @@ def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _text(content: Any) -> str:
+def _content(content: Any) -> Text:
     try:
-        return text_of(content, _TEXT_PARTS)
+        return content_of(content, _TEXT_PARTS)
     except ValueError as error:
         raise ValueError(f"content {error}") from None
+
+
+def _text(content: Any) -> str:
+    """Return the text of the model's own content, whose parts follow each other without a break."""
+    given = _content(content)
+    return given if isinstance(given, str) else "".join(part["text"] for part in given)

@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator, ValidationError
 
 from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
+from fastgen.server.openai.messages import Text, with_text
 from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
 
@@ -163,7 +164,9 @@ class ResponseRequest(_PassedFields, OpenAIFields):
         if self.instructions is not None:
             # Templates accept one system message, at the beginning.
             first = messages[0] if messages[0]["role"] in ("system", "developer") else None
-            both = self.instructions if first is None else f"{self.instructions}\n\n{first['content']}"
+            both: Text = self.instructions
+            if first is not None:
+                both = with_text(first["content"], before=f"{self.instructions}\n\n")
             messages = [{"role": "system", "content": both}, *messages[first is not None :]]
         # Chat completions nest functions and schemas.
         tool_choice, response_format = self.tool_choice, self.text

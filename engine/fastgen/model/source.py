@@ -17,6 +17,7 @@ from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.folder_files import read_json_object
 from fastgen.model.hub import download, hub_repository
+from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
 # Names of the number of layers, of which transformers builds every one before it reads a weight.
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -89,13 +90,15 @@ class ModelSource:
         generation_config = read_json_object(generation_path) if generation_path.is_file() else None
         config = read_json_object(config_path)
         try:
-            architecture = _native(config, generation_config)
+            architecture = _native(config, generation_config, end_token_id(path))
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         return cls(path, architecture, path, None)
 
 
-def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) -> ModelArchitecture | None:
+def _native(
+    config: dict[str, Any], generation_config: dict[str, Any] | None, tokenizer_end: int | None
+) -> ModelArchitecture | None:
     """Return the architecture of a native model, or None if transformers' code may run it.
 
     Raises:
@@ -103,7 +106,7 @@ def _native(config: dict[str, Any], generation_config: dict[str, Any] | None) ->
     """
     try:
         if is_native(config):
-            return architecture_from_huggingface(config, generation_config)
+            return architecture_from_huggingface(config, generation_config, tokenizer_end)
         _check_for_transformers(Fields(config))
     except ModelError as error:
         raise ModelError(f"config.json: {error}") from None

@@ -107,11 +107,42 @@ def test_sharded_half_precision_checkpoints_load_as_float32(tmp_path: Path, dtyp
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_the_generation_config_adds_end_tokens(tmp_path: Path) -> None:
-    model = random_model(*VARIANTS["tied head"])
-    assert model.generation_config is not None
-    model.generation_config.eos_token_id = [9]
-    assert ModelSource.open(str(save(model, tmp_path))).architecture.eos_token_ids == {5, 7, 9}
+END = {"content": "<e>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "tokenizer", "ends"),
+    [
+        ([5, 7], None, {}, {5, 7}),
+        (5, [9], {}, {9}),  # as transformers: generation_config.json replaces it
+        (5, {}, {}, {5}),
+        (5, [9], {"eos_token": "<e>", "added_tokens_decoder": {"11": END}}, {9, 11}),  # as vLLM: the tokenizer adds one
+        (None, None, {"eos_token": "<e>", "added_tokens_decoder": {"11": END}}, {11}),
+        (None, None, {"added_tokens_decoder": {"11": END}}, set()),
+        ([5, -1, 10**9], None, {}, {5}),  # ids that are no tokens
+    ],
+)
+def test_end_tokens_come_from_three_files(
+    folder: Path, config: Any, generation: Any, tokenizer: dict[str, Any], ends: set[int]
+) -> None:
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | {"eos_token_id": config}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    if generation is None:
+        (folder / "generation_config.json").unlink()
+    else:
+        ids = {} if generation == {} else {"eos_token_id": generation}
+        (folder / "generation_config.json").write_text(json.dumps(ids))
+    assert ModelSource.open(str(folder)).architecture.eos_token_ids == ends
+
+
+@pytest.mark.parametrize("damaged", ["</s>", [[2]], True, 2.5, {"id": 2}])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_damaged_end_tokens_are_rejected_by_name(folder: Path, file: str, damaged: Any) -> None:
+    described = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(described | {"eos_token_id": damaged}))
+    with pytest.raises(ModelError, match=r"eos_token_id .*expected an integer or a list of integers"):
+        ModelSource.open(str(folder))
 
 
 @pytest.fixture

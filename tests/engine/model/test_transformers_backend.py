@@ -195,6 +195,12 @@ def test_the_shape_comes_from_the_layers_and_the_configuration(gpt2: Path) -> No
     assert runner.num_parameters == random_model(*ZOO["gpt-2"]).num_parameters()
 
 
+def test_the_tokenizers_end_token_ends_generations(gpt2: Path) -> None:
+    tokens = {"11": {"content": "<e>", "special": True}}
+    (gpt2 / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "added_tokens_decoder": tokens}))
+    assert runner_of(gpt2).architecture.eos_token_ids == {5, 11}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_halves_the_bytes_of_a_cache_block(gpt2: Path, dtype: torch.dtype) -> None:
     model = adapted(gpt2, dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import Activation, ModelArchitecture
+from fastgen.model.config.end_tokens import end_tokens
 from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.huggingface_families import FAMILIES, Family
 from fastgen.model.config.rope import longest_sequence
@@ -23,11 +24,11 @@ _KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric":
 
 
 def architecture_from_huggingface(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None
+    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None, tokenizer_end: int | None = None
 ) -> ModelArchitecture:
     """Return the architecture that the config.json of a native family describes (see `is_native`).
 
-    generation_config.json may add end tokens.
+    generation_config.json may replace the end tokens, and `tokenizer_end`, the tokenizer's own, is another one.
 
     Raises:
         ModelError: naming the unsupported field.
@@ -36,14 +37,16 @@ def architecture_from_huggingface(
     fields = Fields(config, defaults=family.defaults)
     try:
         _check_common(family, fields)
-        architecture = _describe(family, fields, generation_config or {})
+        architecture = _describe(family, fields, generation_config or {}, tokenizer_end)
         reject_unserved_fields(fields)
     except ArithmeticError as error:  # numbers that are valid one by one
         raise ModelError(f"rotary positions or sizes cannot be computed ({error})") from None
     return architecture
 
 
-def _describe(family: Family, fields: Fields, generation_config: Mapping[str, Any]) -> ModelArchitecture:
+def _describe(
+    family: Family, fields: Fields, generation_config: Mapping[str, Any], tokenizer_end: int | None
+) -> ModelArchitecture:
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", hidden // heads)
     ropes = rope_configs(fields, head_dim, partial=family.partial_rotary)
@@ -52,9 +55,7 @@ def _describe(family: Family, fields: Fields, generation_config: Mapping[str, An
     features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     has_head = family.base_class not in (fields.texts("architectures") or ())
     vocab_size = fields.integer("vocab_size")
-    ends = token_ids(fields.value("eos_token_id")) | token_ids(
-        generation_config.get("eos_token_id"), "eos_token_id of generation_config.json"
-    )
+    ends = end_tokens(fields.value("eos_token_id"), generation_config.get("eos_token_id"), tokenizer_end)
     return ModelArchitecture(
         name=fields.text("model_type"),
         vocab_size=vocab_size,
@@ -96,15 +97,3 @@ def _quantises_only_kv_cache(quantization: Mapping[str, Any]) -> bool:
     if quantization.get("config_groups") or quantization.get("quant_algo"):
         return False
     return all(scheme.get(name, value) == value for name, value in _KV_SCHEME.items())
-
-
-def token_ids(value: Any, name: str = "eos_token_id") -> frozenset[int]:
-    """Return the tokens of an `eos_token_id`, which may be None, a number or a list; negative ones name no token.
-
-    Raises:
-        ModelError: if it is anything else.
-    """
-    entries = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(entry) is int for entry in entries):
-        raise ModelError(f"{name} is {shown(value)}: expected an integer or a list of integers")
-    return frozenset(entry for entry in entries if entry >= 0)

@@ -15,6 +15,7 @@ from fastgen.model import ModelError, first_line
 from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
+from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
 
 def load_transformers_model(
@@ -34,7 +35,7 @@ def load_transformers_model(
     torch.nn.Module.to(model, device)
     progress(0.9)
     try:
-        adapted = TransformersModel(model)
+        adapted = TransformersModel(model, end_token_id(directory))
         self_check.check(adapted, model)
     except NotServedError as error:
         raise ModelError(f"{directory}: {model_class.__name__} cannot be served: it needs {error}") from None

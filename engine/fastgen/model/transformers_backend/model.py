@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.config.from_huggingface import token_ids
+from fastgen.model.config.end_tokens import end_tokens
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.transformers_backend.paged_attention import StepContext, bind
@@ -36,12 +36,13 @@ class TransformersModel:
 
     Args:
         model: built with our attention's name, in evaluation mode, on its device.
+        tokenizer_end: the id of the tokenizer's `eos_token`; None if it has none.
 
     Raises:
         NotServedError: if it needs attention that is not implemented.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer_end: int | None = None) -> None:
         self._model = model
         self._backbone: Callable[..., BaseModelOutputWithPast] = model.base_model
         self._head = _head_of(model)
@@ -62,7 +63,7 @@ class TransformersModel:
             num_layers=len(calls),
             num_heads=calls[0].queries.shape[1],
             max_position_embeddings=longest_sequence(config),
-            eos_token_ids=_end_tokens(config) | _end_tokens(model.generation_config),
+            eos_token_ids=end_tokens(_end_of(config), _end_of(model.generation_config), tokenizer_end),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         )
 
@@ -112,8 +113,8 @@ class TransformersModel:
         return calls
 
 
-def _end_tokens(config: Any) -> frozenset[int]:
-    return token_ids(getattr(config, "eos_token_id", None))
+def _end_of(config: Any) -> Any:
+    return getattr(config, "eos_token_id", None)
 
 
 @dataclass

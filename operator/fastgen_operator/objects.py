@@ -37,6 +37,16 @@ def version_of(obj: Object) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
+def has_same_spec(before: Object, live: Object) -> bool:
+    """Return whether only the status of the object may have changed, and what the operator wrote is still there."""
+
+    def basis(obj: Object) -> tuple[str, int, str]:
+        # API servers count generations from 1, and not for all kinds.
+        return obj["metadata"]["uid"], obj["metadata"].get("generation", 0), applied_fingerprint(obj)
+
+    return basis(before) == basis(live) and basis(live)[1] > 0
+
+
 def annotations_of(obj: Object) -> dict[str, str]:
     """Return the annotations of an object or a pod template."""
     found: dict[str, str] = obj.get("metadata", {}).get("annotations") or {}

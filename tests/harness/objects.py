@@ -61,7 +61,8 @@ def pod(
         conditions.append({"type": "PodScheduled", "status": "True"})
     elif scheduled:
         conditions.append({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": scheduled})
-    metadata = {"name": f"chat-{template}-{name}", "labels": {"pod-template-hash": template}}
+    labels = {"pod-template-hash": template}
+    metadata = {"name": f"chat-{template}-{name}", "uid": f"uid-of-{name}", "resourceVersion": "1", "labels": labels}
     spec = build_pod_spec("chat", spec_of(stored(resources={"limits": {"memory": "2Gi"}})), "engine:test")
     node = {"nodeName": "n1"} if scheduled == "True" else {}
     return {"metadata": metadata, "spec": {**spec, **node}, "status": {"conditions": conditions, **status}}

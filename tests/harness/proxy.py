@@ -7,7 +7,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import yaml
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
+from yarl import URL
 
 _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
@@ -28,6 +29,8 @@ class Request:
     method: str
     path: str
     query: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    body: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def is_write(self) -> bool:
@@ -63,6 +66,13 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """Fault: the request reaches the API server only when `until` is set."""
+
+    until: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """Fault: the API server handles the request, but the connection is reset before its response."""
 
@@ -77,7 +87,7 @@ class Gone:
     """Fault: a watch whose resource version has expired (410)."""
 
 
-Fault = Answer | Hang | Slow | Cut | Mute | Gone
+Fault = Answer | Hang | Slow | Late | Cut | Mute | Gone
 
 
 class Proxy:
@@ -122,6 +132,10 @@ class Proxy:
         """Reset all open watches, as a restarting load balancer does."""
         asyncio.run_coroutine_threadsafe(self._cut_watches(), self._loop).result(10)
 
+    def send_again(self, request: Request) -> int:
+        """Send a request to the API server once more, and return the status code of its response."""
+        return asyncio.run_coroutine_threadsafe(self._send_again(request), self._loop).result(30)
+
     def __enter__(self) -> Self:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
@@ -163,16 +177,25 @@ class Proxy:
         for request in list(self._watches.values()):
             _abort(request)
 
+    async def _send_again(self, seen: Request) -> int:
+        url = URL(f"{self._upstream.host}{seen.path}?{seen.query}", encoded=True)
+        async with self._session.request(
+            seen.method, url, data=seen.body or None, headers=seen.headers, skip_auto_headers=("Content-Type",)
+        ) as upstream:
+            return upstream.status
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        seen = Request(request.method, request.path, request.query_string)
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        seen = Request(request.method, request.path, request.query_string, headers, body)
         self.arrivals.append((seen, time.monotonic()))
         fault = self.rule(seen)
         if isinstance(fault, Answer):
             return web.Response(status=fault.status, headers=fault.headers, text=_status(fault.status))
         if isinstance(fault, Mute | Gone):
             return await self._watch_falsely(request, fault)
-        body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        if isinstance(fault, Late):
+            await asyncio.to_thread(fault.until.wait)
         url = f"{self._upstream.host}{request.path_qs}"
         async with self._session.request(
             request.method, url, data=body or None, headers=headers, skip_auto_headers=("Content-Type",)

@@ -1,4 +1,9 @@
-"""Reads and writes of objects on the API server. Nothing is written while another operator may lead."""
+"""Reads and writes of objects on the API server.
+
+Nothing is written while another operator may lead. A process can also be paused between that check and its request, so
+each write names the version that it was planned from: the API server rejects a write that arrives after another one,
+with 409. Events are the exception: they report what has happened, and no decision reads them.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,20 @@ from fastgen_operator.kinds import (
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects import has_same_spec
 
 # Objects in one page of a list: all pods of a large cluster in one response would be a hundred megabytes.
 _PAGE = 500
 
 _MERGE_PATCH = "application/merge-patch+json"
+_APPLY_PATCH = "application/apply-patch+yaml"
+
+# An apply that names a version creates a missing object, and fails if the object exists with another version. No object
+# has version 1: etcd's first write has a greater one.
+_NO_VERSION = {"resourceVersion": "1"}
+
+# Attempts of an apply while only the status of its object changes.
+_ATTEMPTS = 5
 
 # Query parameters of a request, in order.
 Query = list[tuple[str, str]]
@@ -82,46 +96,62 @@ class KubeClient:
         answer = self._find(f"/apis/{group}/{version}")
         return frozenset() if answer is None else frozenset(resource["name"] for resource in answer["resources"])
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
-        """Apply the manifest as the operator's field manager, and return the live object."""
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
-        live: Object = self._write(
-            kind.name, "PATCH", _path(kind, manifest), manifest, "application/apply-patch+yaml", query
-        )
-        self._cache.put(kind, live)
-        return live
+    def apply(self, kind: Kind, manifest: Object, before: Object | None) -> Object:
+        """Apply the manifest as the operator's field manager, and return the live object.
 
-    def replace_managers(self, kind: Kind, live: Object, managed_fields: builtins.list[dict[str, Any]]) -> None:
+        Args:
+            before: the object that the manifest was compared with; None if it is to be created.
+
+        Raises:
+            KubeError: with status 409 if the object's spec has changed, or it exists already, or was deleted since.
+        """
+        for left in reversed(range(_ATTEMPTS)):
+            version = _NO_VERSION if before is None else _version(before)
+            body = {**manifest, "metadata": {**manifest["metadata"], **version}}
+            try:
+                return self._patch(kind, manifest, body, _APPLY_PATCH, [("force", "true")])
+            except KubeError as error:
+                live = self._reread(kind, manifest, error)
+                # Controllers update the status at any time. The plan does not depend on it.
+                if not left or before is None or live is None or not has_same_spec(before, live):
+                    raise
+                before = live
+        raise AssertionError("the last attempt returns or raises")
+
+    def replace_managers(
+        self, kind: Kind, live: Object, managed_fields: builtins.list[dict[str, Any]]
+    ) -> Object | None:
         """Replace the object's `managedFields`, and remove its fingerprint, so that the next apply is not skipped.
+
+        Returns:
+            The live object; None if it is gone.
 
         Raises:
             KubeError: with status 409 if the object changed since it was read.
         """
-        version = live["metadata"]["resourceVersion"]
         annotations = {APPLIED_ANNOTATION: None}
-        body = {"metadata": {"resourceVersion": version, "annotations": annotations, "managedFields": managed_fields}}
-        self._merge_patch(kind, live, body, gone=(404,))
+        return self._merge_patch(
+            kind, live, {"metadata": {"annotations": annotations, "managedFields": managed_fields}}
+        )
 
-    def delete(self, kind: Kind, child: Object) -> None:
-        """Delete this object if it still exists, and its dependents in the background."""
-        self._delete(kind, child, {"uid": child["metadata"]["uid"]})
-        # An object that waits for a finalizer returns to the cache with its next version.
-        self._cache.remove(kind, child)
+    def delete(self, kind: Kind, obj: Object) -> bool:
+        """Delete this object if it has not changed since it was read, and its dependents in the background.
 
-    def delete_unchanged(self, kind: Kind, obj: Object) -> bool:
-        """Delete this object if it has not changed since it was read; return whether it was deleted."""
-        metadata = obj["metadata"]
-        return self._delete(kind, obj, {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]})
-
-    def _delete(self, kind: Kind, obj: Object, preconditions: dict[str, str]) -> bool:
+        Return whether it was deleted. If it changed, its next version brings its resource back into the queue.
+        """
+        body = {"preconditions": _version(obj), "propagationPolicy": "Background"}
         try:
-            body = {"preconditions": preconditions, "propagationPolicy": "Background"}
-            self._write(kind.name, "DELETE", _path(kind, obj), body)
+            answer = self._write(kind.name, "DELETE", _path(kind, obj), body)
         except KubeError as error:
             # 409: the name belongs to another object now, or the object changed.
             if error.status not in (404, 409):
                 raise
             return False
+        if answer["kind"] == kind.name:
+            # It waits for a finalizer, or for its containers to end.
+            self._cache.put(kind, answer)
+        else:
+            self._cache.remove(kind, obj)
         return True
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
@@ -130,12 +160,8 @@ class KubeClient:
         Raises:
             KubeError: with status 409 if the resource changed since it was read.
         """
-        # The resource version makes it fail if the resource changed meanwhile.
-        body = {
-            "metadata": {"resourceVersion": resource["metadata"]["resourceVersion"]},
-            "status": _replacing(resource.get("status", {}), status),
-        }
-        return self._merge_patch(FASTGEN, resource, body, gone=(404,), subresource="status")
+        body = {"status": _replacing(resource.get("status", {}), status)}
+        return self._merge_patch(FASTGEN, resource, body, subresource="status")
 
     def set_owners(self, kind: Kind, obj: Object, references: Sequence[Object]) -> Object | None:
         """Replace the owner references of this object and return it, or None if it is gone.
@@ -143,25 +169,27 @@ class KubeClient:
         Raises:
             KubeError: with status 409 if the object changed since it was read.
         """
-        metadata = obj["metadata"]
-        same = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        body = {"metadata": {**same, "ownerReferences": list(references)}}
-        return self._merge_patch(kind, obj, body, gone=(404,))
+        return self._merge_patch(kind, obj, {"metadata": {"ownerReferences": list(references)}})
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
-        """Set annotations on this object and return it, or None if it is gone."""
-        body = {"metadata": {"uid": obj["metadata"]["uid"], "annotations": annotations}}
-        # 409: the name belongs to another object now.
-        return self._merge_patch(kind, obj, body, gone=(404, 409))
+        """Set annotations on this object and return it, or None if it is gone.
+
+        Raises:
+            KubeError: with status 409 if the object changed since it was read.
+        """
+        return self._merge_patch(kind, obj, {"metadata": {"annotations": annotations}})
 
     def end_job(self, job: Object) -> Object | None:
-        """End a Job whose download is complete, and return it, or None if it is gone. Its pods are deleted."""
+        """End a Job whose download is complete, and return it, or None if it is gone. Its pods are deleted.
+
+        Raises:
+            KubeError: with status 409 if the Job changed since it was read.
+        """
         # A Job can only be ended by a deadline; the annotation tells it from a failed one.
-        body = {
-            "metadata": {"uid": job["metadata"]["uid"], "annotations": {DOWNLOADED_ANNOTATION: "true"}},
-            "spec": {"activeDeadlineSeconds": 1},
-        }
-        return self._merge_patch(JOB, job, body, gone=(404, 409))
+        annotations = {DOWNLOADED_ANNOTATION: "true"}
+        return self._merge_patch(
+            JOB, job, {"metadata": {"annotations": annotations}, "spec": {"activeDeadlineSeconds": 1}}
+        )
 
     def create_event(self, resource: Object, event: dict[str, Any]) -> str:
         """Create a Kubernetes Event about the resource, and return its name."""
@@ -198,18 +226,38 @@ class KubeClient:
                 return None
             raise
 
-    def _merge_patch(
-        self, kind: Kind, obj: Object, body: Object, *, gone: tuple[int, ...], subresource: str | None = None
-    ) -> Object | None:
-        """Patch the object and return it, or None if the response has one of the statuses `gone`."""
-        counted = f"{kind.name}/{subresource}" if subresource else kind.name
-        query = [("fieldManager", FIELD_MANAGER)]
+    def _merge_patch(self, kind: Kind, obj: Object, body: Object, subresource: str | None = None) -> Object | None:
+        """Patch the version of the object that was read, and return the live object, or None if it is gone."""
+        body = {**body, "metadata": {**body.get("metadata", {}), **_version(obj)}}
         try:
-            live: Object = self._write(counted, "PATCH", _path(kind, obj, subresource), body, _MERGE_PATCH, query)
+            return self._patch(kind, obj, body, _MERGE_PATCH, subresource=subresource)
         except KubeError as error:
-            if error.status in gone:
+            if error.status == 404:
                 return None
+            self._reread(kind, obj, error)
             raise
+
+    def _reread(self, kind: Kind, obj: Object, error: KubeError) -> Object | None:
+        """Return the live object after a conflict, and update the cache: a retry may be faster than the watch."""
+        if error.status != 409 or (live := self._find(_path(kind, obj))) is None:
+            return None
+        self._cache.put(kind, live)
+        newer: Object = live
+        return newer
+
+    def _patch(
+        self,
+        kind: Kind,
+        obj: Object,
+        body: Object,
+        content_type: str,
+        query: Query | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        """Send a patch of an object, and return the live object."""
+        counted = f"{kind.name}/{subresource}" if subresource else kind.name
+        query = [("fieldManager", FIELD_MANAGER), *(query or [])]
+        live: Object = self._write(counted, "PATCH", _path(kind, obj, subresource), body, content_type, query)
         self._cache.put(kind, live)
         return live
 
@@ -247,6 +295,11 @@ class KubeClient:
         except KubeError as error:
             self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
             raise
+
+
+def _version(obj: Object) -> dict[str, str]:
+    """Return the metadata that let a write fail if the object has changed, or was deleted and created again."""
+    return {"uid": obj["metadata"]["uid"], "resourceVersion": obj["metadata"]["resourceVersion"]}
 
 
 def _path(kind: Kind, obj: Object, subresource: str | None = None) -> str:

@@ -39,16 +39,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """One child, or one pod to replace, to delete, and the reason.
-
-    Attributes:
-        only_unchanged: leave it if it has changed since it was read, for example if the pod was scheduled.
-    """
+    """One child, or one pod to replace, to delete if it is unchanged, and the reason."""
 
     kind: Kind
     child: Object
     why: str
-    only_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +181,7 @@ def _replaced_pods(spec: Spec, observed: Observed) -> tuple[Delete, ...]:
         *((pod, waited) for pod in pods_to_replace(spec, observed)),
         *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(spec, observed)),
     )
-    return tuple(Delete(POD, pod, why, only_unchanged=True) for pod, why in found)
+    return tuple(Delete(POD, pod, why) for pod, why in found)
 
 
 def _may_write(live: Object | None, observed: Observed) -> bool:

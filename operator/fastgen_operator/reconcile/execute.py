@@ -22,7 +22,7 @@ from fastgen_operator.kinds import (
 )
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import applied_fingerprint, foreign_managers
+from fastgen_operator.objects import applied_fingerprint, foreign_managers, has_same_spec
 from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
@@ -146,33 +146,41 @@ class PlanExecutor:
             KubeError: the API server failed, or the namespace is being deleted.
         """
         lost = self._lost(apply, observed)
+        before = observed.child(apply.kind, apply.name)
         if self._is_held(apply, lost):
-            outcome.problems.append(_contended(apply, str(lost), observed.child(apply.kind, apply.name)))
+            outcome.problems.append(_contended(apply, str(lost), before))
             return observed
         try:
             for cost in costs if apply.kind == DEPLOYMENT else ():
                 # Before the pods are deleted, and only if they are.
                 self._set_deletion_cost(cost, observed)
-            if apply.take_over:
-                self._take_over(apply, observed)
-            live = self.client.apply(apply.kind, apply.manifest)
+            if apply.take_over and before is not None:
+                before = self._take_over(apply, before)
+            live = self.client.apply(apply.kind, apply.manifest, before)
         except KubeError as error:
             if error.status == 404 and apply.kind in OPTIONAL_KINDS:
                 return observed  # its CRD was removed
             if not error.is_refusal:
                 raise
             outcome.problems.append(_refused(apply, error, observed))
-            return observed if apply.instead is None else self._apply(apply.instead, observed, (), outcome)
+            if apply.instead is None or before is None:
+                return observed
+            return self._apply(apply.instead, observed.with_child(apply.kind, before), (), outcome)
         self._note(apply, lost, observed, live, outcome.created)
         if apply.kind != JOB and applied_fingerprint(apply.manifest) != applied_fingerprint(live):
             outcome.problems.append(_never_converges(apply))
         return observed.with_child(apply.kind, live)
 
-    def _take_over(self, apply: Apply, observed: Observed) -> None:
-        """Take over fields that the apply then removes, all in one change of the pod template."""
-        live = self.client.get(apply.kind, *observed.key)
-        if live is not None:
-            self.client.replace_managers(apply.kind, live, take_over(live, apply.take_over))
+    def _take_over(self, apply: Apply, before: Object) -> Object | None:
+        """Take over fields that the apply then removes, all in one change of the pod template; return the live object.
+
+        The cache has no complete `managedFields`, so the object is read again.
+        """
+        live = self.client.get(apply.kind, before["metadata"]["namespace"], apply.name)
+        if live is None:
+            return None
+        read = live if has_same_spec(before, live) else before
+        return self.client.replace_managers(apply.kind, read, take_over(live, apply.take_over))
 
     def _set_deletion_cost(self, deletion_cost: SetDeletionCost, observed: Observed) -> None:
         try:
@@ -199,9 +207,7 @@ class PlanExecutor:
 
     def _delete(self, delete: Delete, observed: Observed) -> Observed:
         name = name_of(delete.child)
-        if not delete.only_unchanged:
-            self.client.delete(delete.kind, delete.child)
-        elif not self.client.delete_unchanged(delete.kind, delete.child):
+        if not self.client.delete(delete.kind, delete.child):
             return observed
         self._written.pop((delete.kind, name), None)
         self._announce(observed, f"{delete.kind.name} {name} {delete.why}")

@@ -172,7 +172,6 @@ def test_pods_that_wait_for_a_node_that_the_volume_has_left_are_replaced_once(
     seen = settle_replicas(spec, Observed(owner, pods=tuple(pods)))
     deletes = make_plan(spec, seen, Platform("engine:test")).deletes
     assert [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD] == replaced
-    assert all(delete.only_unchanged for delete in deletes), "it may have been scheduled meanwhile"
 
 
 def test_a_waiting_download_is_replaced_like_a_replica() -> None:

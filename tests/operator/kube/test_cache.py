@@ -132,6 +132,8 @@ class OneDeployment:
             raise KubeError(403, "not for you")
         if method == "GET":
             return {"items": [], "metadata": {"resourceVersion": "10"}}
+        if method == "DELETE":
+            return {"kind": "Status", "status": "Success"}
         found = {"name": "chat", "namespace": "space", "labels": {OWNER_LABEL: "chat"}}
         version = {"resourceVersion": str(10 + len(self.requests)), "uid": "1"}
         return {**(body or {}), "metadata": {**found, **(body or {}).get("metadata", {}), **version}}
@@ -145,8 +147,9 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
     assert server.requests == [f"GET {FASTGEN.path(None)}", f"GET {DEPLOYMENT.path(None)} {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
-    live = client.apply(DEPLOYMENT, manifest)
-    client.patch_status({"metadata": {"name": "chat", "namespace": "space", "resourceVersion": "3"}}, {"url": "x"})
+    live = client.apply(DEPLOYMENT, manifest, None)
+    read = {"metadata": {"name": "chat", "namespace": "space", "uid": "1", "resourceVersion": "3"}}
+    client.patch_status(read, {"url": "x"})
     assert cache.owned(DEPLOYMENT, KEY)[0]["metadata"] == live["metadata"]
     status = cache.get(FASTGEN, *KEY)
     assert status is not None

@@ -55,7 +55,7 @@ def last_of(found: Observed) -> Any:
 
 def deleted(found: Observed) -> list[str]:
     deletes = make_plan(spec_of(found.resource), found, Platform("engine:test")).deletes
-    return [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD and delete.only_unchanged]
+    return [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD]
 
 
 def record(pod: str = "chat-new-gone", count: int = 1, ago: timedelta = timedelta()) -> Object:

@@ -164,7 +164,7 @@ def test_a_waiting_pod_is_replaced_only_if_it_has_not_changed(space: Space) -> N
     (seen,) = space.wait_pods(1)
     name = seen["metadata"]["name"]
     space.patch(f"pod/{name}", {"metadata": {"annotations": {"changed": "yes"}}})
-    assert not client.delete_unchanged(POD, seen)
+    assert not client.delete(POD, seen)
     assert not space.get("pod", name)["metadata"].get("deletionTimestamp")
-    eventually(lambda: client.delete_unchanged(POD, space.get("pod", name)), within=20, what="its deletion")
+    eventually(lambda: client.delete(POD, space.get("pod", name)), within=20, what="its deletion")
     eventually(lambda: name not in [pod["metadata"]["name"] for pod in space.pods()], within=20, what="its end")

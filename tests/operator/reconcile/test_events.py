@@ -53,7 +53,7 @@ class Fake:
         self._call("annotate", (kind.name, obj["metadata"]["name"], annotations))
         return None
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
+    def apply(self, kind: Kind, manifest: Object, _: Object | None) -> Object:
         self._call("apply", kind.name)
         if kind.name in self.refuses:
             raise self.refuses[kind.name]
@@ -291,7 +291,7 @@ def test_a_child_that_is_deleted_again_and_again_is_held_and_reported() -> None:
 class Rewriting(Fake):
     """A client of an API server with a mutating webhook that replaces the fingerprint."""
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
+    def apply(self, kind: Kind, manifest: Object, _: Object | None) -> Object:
         self._call("apply", kind.name)
         annotations = {"fastgen.dev/applied": "that of the webhook"}
         return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations, "resourceVersion": "1"}}
@@ -301,7 +301,7 @@ def test_a_fingerprint_that_a_webhook_rewrites_is_reported_at_once_and_not_writt
     fake = Rewriting()
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     wanted = {**manifest(), "spec": {"replicas": 2}}
-    seen = Observed(resource=stored()).with_child(DEPLOYMENT, fake.apply(DEPLOYMENT, wanted))
+    seen = Observed(resource=stored()).with_child(DEPLOYMENT, fake.apply(DEPLOYMENT, wanted, None))
     costs = (SetDeletionCost(pod(), "7"),)
     plan = Plan(costs, (Apply(DEPLOYMENT, wanted, "restored: spec.replicas had been changed", "spec.replicas"),))
     problem = work.run(plan, seen)[1]

@@ -69,10 +69,12 @@ class FakeCluster:
         del key
         return [copy.deepcopy(child) for (name, _), child in self.objects.items() if name == kind.name]
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
+    def apply(self, kind: Kind, manifest: Object, before: Object | None) -> Object:
         def commit() -> Object:
             place = kind.name, manifest["metadata"]["name"]
             old = self.objects.get(place)
+            if version_of(old) != version_of(before):
+                raise KubeError(409, "the object has been modified")
             if kind.name in self.refused:
                 raise KubeError(403, "exceeded quota: tight")
             if old is None:
@@ -91,34 +93,31 @@ class FakeCluster:
 
         return self._write(commit)
 
-    def delete(self, kind: Kind, child: Object) -> None:
+    def delete(self, kind: Kind, obj: Object) -> bool:
         def commit() -> Object:
-            self.deletions.append(child["metadata"]["name"])
-            return self.objects.pop((kind.name, child["metadata"]["name"]))
+            self._unchanged(kind, obj)
+            self.deletions.append(obj["metadata"]["name"])
+            return self.objects.pop((kind.name, obj["metadata"]["name"]))
 
         self._write(commit)
-
-    def delete_unchanged(self, kind: Kind, obj: Object) -> bool:
-        self.delete(kind, obj)
         return True
 
-    def replace_managers(self, kind: Kind, live: Object, managed_fields: list[Object]) -> None:
+    def replace_managers(self, kind: Kind, live: Object, managed_fields: list[Object]) -> Object:
         def commit() -> Object:
-            metadata = self.objects[kind.name, live["metadata"]["name"]]["metadata"]
+            metadata = self._unchanged(kind, live)["metadata"]
             del metadata["annotations"][APPLIED_ANNOTATION]
             metadata["managedFields"] = managed_fields
-            return {}
+            metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+            return copy.deepcopy(self.objects[kind.name, live["metadata"]["name"]])
 
-        self._write(commit)
+        return self._write(commit)
 
     def patch_status(self, resource: Object, status: dict[str, Any]) -> Object | None:
         if (FASTGEN.name, "chat") not in self.objects:
             return None
 
         def commit() -> Object:
-            live = self.objects[FASTGEN.name, "chat"]
-            if live["metadata"]["resourceVersion"] != resource["metadata"]["resourceVersion"]:
-                raise KubeError(409, "the object has been modified")
+            live = self._unchanged(FASTGEN, resource)
             version = str(int(live["metadata"]["resourceVersion"]) + 1)
             live["metadata"]["resourceVersion"] = version
             live["status"] = copy.deepcopy(status)
@@ -128,7 +127,7 @@ class FakeCluster:
 
     def annotate(self, kind: Kind, obj: Object, annotations: dict[str, str]) -> Object | None:
         def commit() -> Object:
-            live = self.objects[kind.name, obj["metadata"]["name"]]
+            live = self._unchanged(kind, obj)
             live["metadata"].setdefault("annotations", {}).update(annotations)
             return copy.deepcopy(live)
 
@@ -151,6 +150,13 @@ class FakeCluster:
             return {"name": name, "count": count, "lastTimestamp": time}
 
         self._write(commit)
+
+    def _unchanged(self, kind: Kind, obj: Object) -> Object:
+        """Return the stored object; raise a conflict if it is not the version that was read."""
+        live = self.objects[kind.name, obj["metadata"]["name"]]
+        if version_of(live) != version_of(obj):
+            raise KubeError(409, "the object has been modified")
+        return live
 
     def _write(self, commit: Any) -> Object:
         self.writes += 1
@@ -178,6 +184,12 @@ class Warned(FakeCluster):
 
 
 BEFORE = "2025-12-31T00:00:00Z"
+
+
+def version_of(obj: Object | None) -> tuple[str, str] | None:
+    return None if obj is None else (obj["metadata"]["uid"], obj["metadata"]["resourceVersion"])
+
+
 NOWHERE = {"disk": "none"}
 CREATED = ["ServiceAccount", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"]
 

@@ -69,7 +69,7 @@ class World:
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         return self.cache.get(kind, namespace, name) or self.unlabelled.get((kind, name))
 
-    def apply(self, kind: Kind, manifest: Object) -> Object:
+    def apply(self, kind: Kind, manifest: Object, _: Object | None) -> Object:
         self.writes += 1
         metadata = {"uid": f"uid-of-{kind.name.lower()}", "generation": 7, "creationTimestamp": "2026-01-01T00:00:00Z"}
         new = applied(copy.deepcopy(manifest), **metadata)

@@ -254,7 +254,7 @@ def test_nothing_is_written_without_leadership() -> None:
     some = {"metadata": {"namespace": "n", "name": "x", "uid": "u", "resourceVersion": "1"}}
     assert client.list(FASTGEN, None)[0] == "1"
     for write in (
-        lambda: client.apply(DEPLOYMENT, some),
+        lambda: client.apply(DEPLOYMENT, some, some),
         lambda: client.delete(DEPLOYMENT, some),
         lambda: client.patch_status(some, {}),
         lambda: client.annotate(DEPLOYMENT, some, {}),

@@ -7,7 +7,8 @@ from msgspec import UNSET
 
 from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta, RequestOutput
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.json_route import JSONRoute
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
@@ -79,6 +80,12 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
 async def _complete(handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer) -> Response:
     with handler:
         outputs = await handler.finish()
+    return await off_loop(_response, handler, name, body, tokenizer, outputs)
+
+
+def _response(
+    handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer, outputs: list[RequestOutput]
+) -> Response:
     choices = [
         _ChoiceWriter(index, body, tokenizer).write(output, output.as_delta()) for index, output in enumerate(outputs)
     ]

@@ -134,6 +134,16 @@ def _bodies() -> dict[str, Body]:
         "a prompt of 60,000 words": (COMPLETIONS, lambda: b'{"prompt":"' + b"word " * 60_000 + b'"}'),
         "a prompt of 100,000 characters": (COMPLETIONS, lambda: b'{"prompt":"' + b"word " * 20_000 + b'"}'),
         "a text of 600 KB to tokenize": ("/tokenize", lambda: b'{"prompt":"' + b"word " * 120_000 + b'"}'),
+        "log-probabilities of prompts": (
+            COMPLETIONS,
+            lambda: json.dumps({"prompt": [[5000] * 6200] * 2, "prompt_logprobs": 20, "max_tokens": 1}).encode(),
+        ),
+        "log-probabilities of an echo in a stream": (
+            COMPLETIONS,
+            lambda: json.dumps(
+                {"prompt": [[5000] * 1500], "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True}
+            ).encode(),
+        ),
         "white space": (COMPLETIONS, lambda: b" " * _SIZE),
         "quotes": (COMPLETIONS, lambda: b'""' * (_SIZE // 2)),
         "backslashes": (COMPLETIONS, lambda: b'"' + b"\\" * (_SIZE - 1)),

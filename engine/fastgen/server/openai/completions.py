@@ -22,6 +22,7 @@ from fastgen.server.openai.responses import (
     json_response,
 )
 from fastgen.server.serving.encoding import encode, encode_bad_words
+from fastgen.server.serving.held_memory import check_streamed_prompts
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
@@ -45,7 +46,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     )
     with client_names(body.aliases):
         places = service.reserve(model, len(body.prompt), body.num_candidates)
-        handler = service.handler("cmpl", places, await _engine_requests(body, model), options)
+        requests = await _engine_requests(body, model)
+        if body.stream:
+            check_streamed_prompts(requests)
+        handler = service.handler("cmpl", places, requests, options)
     if body.stream:
         return TokenStream(handler, _StreamEvents(handler, name, body, model.tokenizer))
     return await while_connected(request, _complete(handler, name, body, model.tokenizer))

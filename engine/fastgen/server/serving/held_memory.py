@@ -15,6 +15,7 @@ from fastgen.server.http.errors import APIError
 _MOST_PROMPT_TOKENS = 1 << 22
 # Log-probabilities of a request: those of its prompts, and those of its generations.
 MOST_LOGPROBS_HELD = 1 << 18
+_MOST_STREAMED_LOGPROBS = 1 << 15
 # Bytes of a token in the lists of both processes, and of one token's log-probability until the response is written.
 _TOKEN_BYTES = 80
 _LOGPROB_BYTES = 250
@@ -65,6 +66,20 @@ class Holdings:
                     f"{param}: {found} {what}; one request may have at most {most}: {remedy}, or send several requests",
                     param,
                 )
+
+
+def check_streamed_prompts(requests: Sequence[Request]) -> None:
+    """Raise RequestError if the first chunks of a stream have too many log-probabilities of prompts.
+
+    Chunks are written in the event loop, other responses in a thread.
+    """
+    found = Holdings.of(requests, 1).prompt_logprobs
+    if found > _MOST_STREAMED_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs: {found} log-probabilities of prompts; a stream may have at most "
+            f"{_MOST_STREAMED_LOGPROBS}: lower it, or set stream to false",
+            "prompt_logprobs",
+        )
 
 
 def most_logprob_tokens(num_logprobs: int | None, num_generations: int) -> float:

@@ -9,12 +9,19 @@ from typing import Any, Literal
 
 Kind = Literal["int", "ints", "bytes", "choice", "switch", "text"]
 
+_PART = 800  # characters at both ends of an error message that are always shown
+
 
 class ConfigError(ValueError):
-    """An invalid setting. The message is one line that names the setting and the remedy.
+    """An invalid setting or model. The message is one line that names the setting or file and the remedy.
 
-    Commands print it and exit with code 2.
+    Commands print it and exit with code 2. What a message quotes from a file may have control characters and any
+    length: they are escaped, and the middle of a long message is left out.
     """
+
+    def __init__(self, message: str) -> None:
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__(line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastgen.model import ModelError
-from fastgen.model.config.fields import Fields, named, shown
+from fastgen.model.config.fields import Fields, shown
 from fastgen.model.folder_files import is_inside, read_json, read_json_object
 from fastgen.model.source import ModelSource
 
@@ -57,9 +57,7 @@ def _of_modules(folder: Path, path: Path) -> PoolingConfig | None:
         return None
     for name in modules:
         if name not in _SUPPORTED:
-            raise ModelError(
-                f"{path}: the module {named(name)} is not supported: only {', '.join(sorted(_SUPPORTED))} are"
-            )
+            raise ModelError(f"{path}: the module {name} is not supported: only {', '.join(sorted(_SUPPORTED))} are")
     if not is_inside(modules["Pooling"]):
         raise ModelError(f"{path}: the path of Pooling is {shown(modules['Pooling'])}: expected one in the folder")
     pooling_path = folder / modules["Pooling"] / "config.json"
@@ -77,6 +75,6 @@ def _method(path: Path, config: dict[str, Any]) -> Method:
     ]  # fmt: skip
     if len(modes) != 1 or str(modes[0]) not in _METHODS:
         raise ModelError(
-            f"{path}: pooling by {named(', '.join(map(str, modes))) or 'nothing'} is not supported: use last or mean"
+            f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not supported: use last or mean"
         )
     return _METHODS[modes[0]]

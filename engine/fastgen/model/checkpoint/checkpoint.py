@@ -16,7 +16,6 @@ import torch
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import KVScales
-from fastgen.model.config.fields import named
 
 # Looks up rows [n] int64 of an embedding table and returns a new [n, columns].
 EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
@@ -108,6 +107,6 @@ def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Ma
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         raise ModelError(
-            f"{path}: tensor {named(unknown[0])} is not part of the model that its configuration describes: "
+            f"{path}: tensor {unknown[0]} is not part of the model that its configuration describes: "
             "ignoring it would change the results"
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
-from fastgen.model.config.fields import named, shown
+from fastgen.model.config.fields import shown
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -176,9 +176,9 @@ class GGUFFile:
         for _ in range(count):
             name, num_dimensions = cursor.string(), cursor.scalar("I")
             if name in entries or len(name.encode()) >= _MOST_NAME:
-                raise _Damaged(f"repeated or long tensor name {named(name)}")
+                raise _Damaged(f"repeated or long tensor name {name}")
             if num_dimensions > _MOST_DIMENSIONS:
-                raise _Damaged(f"tensor {named(name)} with {num_dimensions} dimensions")
+                raise _Damaged(f"tensor {name} with {num_dimensions} dimensions")
             shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
             entries[name] = shape, self._type_of(name, cursor.scalar("I"), shape), cursor.scalar("Q")
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -189,7 +189,7 @@ class GGUFFile:
         for name, (shape, tensor_type, offset) in entries.items():
             num_bytes = math.prod(shape) // tensor_type.block * tensor_type.block_bytes
             if offset != end:  # tensors follow one another, in the order of their entries
-                raise _Damaged(f"tensor {named(name)} at offset {offset} instead of {end}")
+                raise _Damaged(f"tensor {name} at offset {offset} instead of {end}")
             tensors[name] = info = TensorInfo(shape, tensor_type, data_start + offset, num_bytes)
             if info.offset + info.num_bytes > len(self._data):
                 raise _Truncated
@@ -200,12 +200,12 @@ class GGUFFile:
         found = TYPES.get(kind)
         if found is None:
             raise ModelError(
-                f"{self.path}: tensor {named(name)} has {_name_of(kind)}, which is not supported: convert the model to "
+                f"{self.path}: tensor {name} has {_name_of(kind)}, which is not supported: convert the model to "
                 f"Q8_0, Q4_K_M or F16 (supported: {', '.join(each.name for each in TYPES.values())})"
             )
         row = shape[-1] if shape else 1
         if row % found.block:
-            raise _Damaged(f"tensor {named(name)}: rows of {row} values cannot be in blocks of {found.block}")
+            raise _Damaged(f"tensor {name}: rows of {row} values cannot be in blocks of {found.block}")
         return found
 
 

@@ -23,7 +23,7 @@ from fastgen.model.checkpoint.checkpoint import (
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import is_kv_scale, read_kv_scales
 from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
-from fastgen.model.config.fields import named, shown
+from fastgen.model.config.fields import shown
 from fastgen.model.folder_files import is_inside, read_json_object
 
 # Names of the decoder's tensors begin so in a checkpoint with a head.
@@ -50,7 +50,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
         try:
             values: torch.Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
         except Exception as error:  # safetensors raises several, for example for a type that torch does not have
-            raise ModelError(f"{directory}: tensor {named(name)} cannot be read ({first_line(error)})") from None
+            raise ModelError(f"{directory}: tensor {name} cannot be read ({first_line(error)})") from None
         return values
 
     scales = read_kv_scales(directory, filter(is_kv_scale, holder), tensor, architecture.num_layers)
@@ -118,9 +118,7 @@ def _open_files(directory: Path) -> dict[str, Any]:
             raise ModelError(f"{path}: cannot be read as a safetensors file ({first_line(error)})") from None
         for name in file.keys():  # noqa: SIM118 (not a dict)
             if name in holder:
-                raise ModelError(
-                    f"{path}: tensor {named(name)} is in another file of the checkpoint too: remove one of them"
-                )
+                raise ModelError(f"{path}: tensor {name} is in another file of the checkpoint too: remove one of them")
             holder[name] = file
     return holder
 

@@ -16,7 +16,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 # More than any model has: bounds keep a damaged file from asking for unbounded memory.
 MOST_LAYERS = 4096
-_MOST_EXPERTS = 1 << 20
+_MOST_EXPERTS = 1 << 17
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 

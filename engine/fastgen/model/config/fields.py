@@ -17,13 +17,8 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: one short line, whatever a file holds."""
+    """Return a value for an error message: short, whatever a file holds."""
     return _SHORT.repr(value)
-
-
-def named(name: str) -> str:
-    """Return a name from a file for an error message: as it is, if it is short and printable."""
-    return name if name.isprintable() and len(name) <= _SHORT.maxstring else shown(name)
 
 
 class Fields:

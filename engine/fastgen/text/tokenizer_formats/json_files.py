@@ -20,6 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # fails on half of a surrogate pair, which no text has
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up programs prepared down test test-fast versions docs browser lint style types imports format generate operator lock environment
+.PHONY: help up programs prepared down test test-fast versions docs browser lint style types imports format generate operator fuzz lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -13,6 +13,7 @@ TORCH := 2.13.0
 PYTHON312 ?= python3.12
 GPU_PACKAGES := torch==2.11.0 triton==3.6.0 transformers==5.17.0
 UPGRADE ?= --upgrade
+MINUTES ?= 60
 UV := .venv/tools/bin/uv
 LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
 COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
@@ -99,6 +100,12 @@ ARGUMENTS ?=
 operator: environment ## run the operator on this machine against the current kubeconfig
 	@echo "Apply crds/ first. Scale down an operator that already runs in the cluster: two would both write."
 	$(BIN)/python -m fastgen_operator.main --engine-image $(ENGINE_IMAGE) --no-leader-elect --verbose $(ARGUMENTS)
+
+fuzz: environment ## run the properties of FUZZ (files or tests) with other examples for MINUTES, 60 if not set
+	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); round=0; while [ $$(date +%s) -lt $$end ]; do round=$$(( round + 1 )); \
+		$(BIN)/python -m pytest -q -m "not slow" --hypothesis-profile=fuzz --hypothesis-seed=$$(date +%s) --timeout 0 \
+			$(FUZZ) || exit 1; \
+	done; echo "no failure in $$round rounds, $(MINUTES) minutes"
 
 lock: environment ## pin the newest versions of all dependencies; UPGRADE= keeps the pinned ones that fit
 	$(COMPILE) $(UPGRADE) pyproject.toml --all-extras --upgrade-package torch==$(TORCH) -o requirements/dev.txt

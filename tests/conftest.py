@@ -12,7 +12,9 @@ import pytest
 from support.groups import group_of, next_group, rank_of
 
 # A machine that does other work too is slow now and then; pytest's timeout finds what does not end.
-hypothesis.settings.register_profile("suite", deadline=None)
+# The suite draws the same examples in every run; `make fuzz` draws others, and more.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("suite")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from cluster.nodefiles import DNS_SERVICE
+
 IMAGE = "localhost/fastgen-bed/coredns:1"
 NAME = "coredns"
 SPACE = "kube-system"
@@ -26,9 +28,9 @@ COREFILE = """\
 """
 
 
-def manifests(address: str) -> str:
-    """Return all its manifests, for `kubectl apply`, with the address of its Service."""
-    return yaml.safe_dump_all([*_identity(), _configuration(), _deployment(), _service(address)])
+def manifests() -> str:
+    """Return all its manifests, for `kubectl apply`."""
+    return yaml.safe_dump_all([*_identity(), _configuration(), _deployment(), _service()])
 
 
 def _identity() -> Sequence[Mapping[str, Any]]:
@@ -95,13 +97,13 @@ def _deployment() -> Mapping[str, Any]:
     }
 
 
-def _service(address: str) -> Mapping[str, Any]:
+def _service() -> Mapping[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "kube-dns", "namespace": SPACE},
         "spec": {
-            "clusterIP": address,
+            "clusterIP": DNS_SERVICE,
             "selector": {"k8s-app": "kube-dns"},
             "ports": [
                 {"name": "dns", "port": 53, "protocol": "UDP"},

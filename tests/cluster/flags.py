@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.families import V4, Families
-
+SERVICES = "10.96.0.0/16"
+API_SERVICE = "10.96.0.1"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 # With the controllers' default limit of 20 requests per second, handling a namespace or a node takes seconds.
 UNHURRIED = ("--kube-api-qps=1000", "--kube-api-burst=2000")
@@ -25,7 +25,6 @@ class Site:
     peer: int
     controllers: int
     scheduler: int
-    families: Families = field(default=(V4,), kw_only=True)
 
     @property
     def pki(self) -> Path:
@@ -41,8 +40,7 @@ class Site:
 def hosts(site: Site) -> list[str]:
     """All names and addresses at which clients reach the API server."""
     service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-    services = [each.api for each in site.families]
-    return list(dict.fromkeys(["localhost", *service, "127.0.0.1", site.address, *services]))
+    return list(dict.fromkeys(["localhost", *service, "127.0.0.1", site.address, API_SERVICE]))
 
 
 def etcd(site: Site) -> list[str | Path]:
@@ -78,7 +76,7 @@ def api_server(site: Site, *, authorization: str, more: Sequence[str] = ()) -> l
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={pki / 'tokens.key'}",
         f"--service-account-signing-key-file={pki / 'tokens.key'}",
-        f"--service-cluster-ip-range={','.join(each.services for each in site.families)}",
+        f"--service-cluster-ip-range={SERVICES}",
         "--profiling=false",
         *more,
     ]

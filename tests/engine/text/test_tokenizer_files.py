@@ -250,6 +250,9 @@ def test_holes_and_empty_tokens_have_no_text(tmp_path: Path) -> None:
 MODEL = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
 VALID = json.dumps({"model": MODEL, "decoder": {"type": "ByteFallback"}})
 WORDS = json.dumps({"model": MODEL, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}})
+NO_UNKNOWN = json.dumps({"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]]}})
+ENDS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+PANICS = json.dumps({"model": MODEL, "post_processor": ENDS | {"special_tokens": {}}})
 # Damaged files, and what the error names.
 DAMAGED: list[tuple[str, str, str]] = [
     *(
@@ -282,6 +285,12 @@ DAMAGED: list[tuple[str, str, str]] = [
     ),
     ("tokenizer.json", VALID.replace("[]", '[["a", "b"]]'), "tokenizer.json"),
     ("tokenizer.json", WORDS, "WordPiece"),
+    ("tokenizer.json", VALID.replace('"merges"', '"continuing_subword_prefix": "a", "merges"'), "subword_prefix"),
+    ("tokenizer.json", VALID.replace("[]", '[["a\\nb", "c"]]'), "tokenizer.json"),  # the name of the token in one line
+    ("tokenizer.json", NO_UNKNOWN, "unk_id"),  # shows when a text is encoded
+    ("tokenizer.json", PANICS, "tokenizer.json"),
+    (CONFIG, '{"eos_token": "\\ud800"}', CONFIG),
+    (ADDED, '{"\\ud800": 5}', "surrogates"),
 ]
 
 

@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats.json_files import field, read_object
+from fastgen.text.tokenizer_formats.library import one_line_errors
 
 log = logging.getLogger("fastgen.text")
 
@@ -41,6 +42,10 @@ class TokenFiles:
 
     def __init__(self, directory: Path) -> None:
         self._where = directory / "tokenizer_config.json"
+        with one_line_errors(self._where):  # a lone surrogate is no text
+            self._read(directory)
+
+    def _read(self, directory: Path) -> None:
         self.settings = read_object(self._where)
         decoder = field(self.settings, "added_tokens_decoder", dict, self._where)
         self.is_complete = decoder is not None

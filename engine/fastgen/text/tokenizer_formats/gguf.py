@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats import huggingface
 from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary, TokenType, check_length, flag, values
+from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors
 from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
 
 # Types of tokens whose text in the file is the text that they stand for.
@@ -36,7 +37,9 @@ def build(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers
         ConfigError: if the tokenizer or pre-tokenizer is not supported, or a key is missing or damaged.
     """
     if whole := metadata.get(_EMBEDDED):
-        return huggingface.read(tokenizers.Tokenizer.from_str, str(whole), _EMBEDDED)
+        backend = huggingface.read(str(whole), _EMBEDDED)
+        check_encodes(backend, _EMBEDDED)
+        return backend
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ConfigError(
@@ -45,8 +48,10 @@ def build(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers
     if not vocabulary.tokens:
         raise ConfigError("tokenizer.ggml.tokens: the GGUF file lacks it; convert the model again")
     backend = (_byte_level if kind == "gpt2" else _sentence_piece)(metadata, vocabulary)
-    _add_marked_tokens(backend, vocabulary)
-    _add_ends(backend, metadata, vocabulary)
+    with one_line_errors("tokenizer.ggml.tokens"):
+        _add_marked_tokens(backend, vocabulary)
+        _add_ends(backend, metadata, vocabulary)
+    check_encodes(backend, "tokenizer.ggml.tokens")
     return backend
 
 
@@ -86,10 +91,8 @@ def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _bpe(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
     numbers = {token: number for number, token in enumerate(vocabulary.tokens)}
-    try:
+    with one_line_errors("tokenizer.ggml.merges"):
         return tokenizers.Tokenizer(models.BPE(numbers, merges, **options))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"tokenizer.ggml.merges: {error}; convert the model again") from None
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from fastgen.config import ConfigError
 from fastgen.text.tokenizer_formats import prefix_space
 from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_tokens
 from fastgen.text.tokenizer_formats.json_files import field, read_object, read_text
+from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors
 
 _FILE = "tokenizer.json"
+# Words of WordPiece have it. With BPE, tokenizers aborts the process where a token lacks it.
+_PREFIX = re.compile(r'(?<!\\)"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 def build(directory: Path, files: TokenFiles) -> tokenizers.Tokenizer:
@@ -25,25 +29,27 @@ def build(directory: Path, files: TokenFiles) -> tokenizers.Tokenizer:
     path = directory / _FILE
     if not path.is_file():
         raise ConfigError(f"{directory}: has no tokenizer.json; save the tokenizer there with transformers")
-    backend = read(tokenizers.Tokenizer.from_file, str(path), path)
-    add_tokens(backend, files)
-    backend.encode_special_tokens = files.settings.get("split_special_tokens") is True
-    adds = files.settings.get("add_prefix_space")
-    if isinstance(adds, bool) and prefix_space.applies(files.settings.get("tokenizer_class")):
-        prefix_space.apply(backend, adds)
+    backend = read(read_text(path), path)
+    with one_line_errors(path):
+        add_tokens(backend, files)
+        backend.encode_special_tokens = files.settings.get("split_special_tokens") is True
+        adds = files.settings.get("add_prefix_space")
+        if isinstance(adds, bool) and prefix_space.applies(files.settings.get("tokenizer_class")):
+            prefix_space.apply(backend, adds)
+    check_encodes(backend, path)
     return backend
 
 
-def read(parse: Callable[[str], tokenizers.Tokenizer], given: str, name: object) -> tokenizers.Tokenizer:
-    """Return what `parse` makes of a tokenizer.json called `name`.
+def read(text: str, name: object) -> tokenizers.Tokenizer:
+    """Return the tokenizer of the text of a tokenizer.json called `name`.
 
     Raises:
-        ConfigError: if it is not valid.
+        ConfigError: if it is not valid, or not supported.
     """
-    try:
-        backend = parse(given)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ConfigError(f"{name}: not a valid tokenizer: {error}") from None
+    if _PREFIX.search(text):
+        raise ConfigError(f"{name}: its model has a continuing_subword_prefix, which is not supported")
+    with one_line_errors(name):
+        backend = tokenizers.Tokenizer.from_str(text)
     # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()
     backend.no_truncation()

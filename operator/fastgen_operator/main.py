@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from kubernetes.client import ApiClient
 from kubernetes.config import ConfigException
-from prometheus_client import start_http_server
 
 from fastgen_operator.autoscale.loop import Autoscaler
 from fastgen_operator.autoscale.scrape.scraper import Scraper
@@ -36,7 +35,7 @@ from fastgen_operator.reconcile.pod_loads import read_loads
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
-from fastgen_operator.runtime.http_servers import decision_server, health_server, listening_address
+from fastgen_operator.runtime.http_servers import decision_server, health_server, metrics_server
 from fastgen_operator.runtime.informers import kinds_read, watch
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
@@ -89,11 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
     autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
-    address = listening_address(settings.bind_address)
+    address = settings.bind_address
     with ExitStack() as servers:
         with _port("--metrics-port", settings.metrics_port) as port:
-            metrics_server, _ = start_http_server(port, address, metrics.registry)
-            servers.callback(metrics_server.shutdown)
+            servers.enter_context(metrics_server(address, port, metrics.registry))
         with _port("--health-port", settings.health_port) as port:
             servers.enter_context(health_server(address, port, checks))
         with _port("--decisions-port", settings.decisions_port) as port:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
@@ -26,45 +26,61 @@ FIXED_PERIODS: Final = 12
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Measures all fleets, and sizes those with autoscaling. `wake` queues a reconcile."""
+    """Measures all fleets, and sizes those with autoscaling. `wake` queues a reconcile.
+
+    Each fleet is measured by a task of its own, so that none waits for the replicas of another.
+    """
 
     watchlist: Watchlist
     scraper: Scraper
     metrics: Metrics
     wake: Callable[[Key], None]
+    _running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
         period = self.watchlist.scrape_seconds
         with self.scraper:
-            await asyncio.gather(
-                self._repeat(period, lambda subject: subject.is_autoscaled),
-                # In a loop of its own, so that fleets that do not answer delay no decisions.
-                self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
-            )
+            try:
+                await asyncio.gather(
+                    self._repeat(period, lambda subject: subject.is_autoscaled),
+                    self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
+                )
+            finally:
+                for task in self._running.values():
+                    task.cancel()
 
     async def _repeat(self, period: float, chosen: Callable[[Subject], bool]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            try:
-                await self.run_once(chosen)
-            except Exception:
-                # A failure must not stop autoscaling.
-                logger.exception("scraping and sizing the fleets")
+            self._begin(chosen)
             await asyncio.sleep(max(0.0, began + period - loop.time()))
 
     async def run_once(self, chosen: Callable[[Subject], bool] = lambda _: True) -> None:
         """Scrape all chosen fleets once, and decide on each."""
-        subjects = [(key, subject) for key, subject in self.watchlist.subjects() if chosen(subject)]
-        targets = {key: _targets(subject) for key, subject in subjects}
-        answers = await asyncio.to_thread(self.scraper.scrape, [each for some in targets.values() for each in some])
-        for key, subject in subjects:
-            record = self.watchlist.open_record(key, subject)
-            if record is not None:
-                self._update(key, subject, record, {target: answers[target] for target in targets[key]})
-            # Yield between fleets: thousands of decisions would block probes and watches in this event loop.
-            await asyncio.sleep(0)
+        await asyncio.gather(*self._begin(chosen))
+
+    def _begin(self, chosen: Callable[[Subject], bool]) -> list[asyncio.Task[None]]:
+        """Begin to measure the chosen fleets, except those whose last measurement is not complete."""
+        begun = []
+        for key, subject in self.watchlist.subjects():
+            if chosen(subject) and key not in self._running:
+                self._running[key] = asyncio.create_task(self._measure(key, subject))
+                begun.append(self._running[key])
+        return begun
+
+    async def _measure(self, key: Key, subject: Subject) -> None:
+        """Scrape a fleet, and decide on it."""
+        try:
+            answers = await asyncio.wrap_future(self.scraper.submit("/".join(key), _targets(subject)))
+            if (record := self.watchlist.open_record(key, subject)) is not None:
+                self._update(key, subject, record, answers)
+        except Exception:
+            # A failure must not stop autoscaling.
+            logger.exception("%s/%s: scraping and sizing the fleet", *key)
+        finally:
+            del self._running[key]
 
     def _update(self, key: Key, subject: Subject, record: Record, answers: dict[Target, Answer]) -> None:
         samples: dict[str, Sample | None] = {}

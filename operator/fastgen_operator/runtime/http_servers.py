@@ -1,24 +1,41 @@
-"""The operator's HTTP servers: the probes, and the last decisions of the autoscaler.
+"""The operator's HTTP servers: the probes, the metrics, and the last decisions of the autoscaler.
 
-Each has threads of its own, so that it answers while the event loop hangs. The server of decisions listens on the
-loopback interface of the pod, for `kubectl fastgen explain-scaling`: the right to read it is the right to forward
-ports of the operator's pods. Decisions contain names of pods and figures, no addresses and no secrets.
+Each has threads of its own, so that it answers while the event loop hangs. The number of its connections is bounded: a
+new one closes the oldest, so that clients that never end their requests keep no probe from its answer.
+
+The server of decisions listens on the pod's loopback interface, for `kubectl fastgen explain-scaling`: the right to
+read it is the right to forward ports of the operator's pods. Decisions contain names of pods and figures, no addresses
+and no secrets.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final
 from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from fastgen.version import VERSION
 from fastgen_operator.autoscale.journal import Journal, to_json
 from fastgen_operator.kinds import Key
 from fastgen_operator.runtime.liveness import Stalled
+
+logger = logging.getLogger(__name__)
+
+# Connections of one server at a time. Probes and scrapes take milliseconds, one after the other.
+_MOST_CONNECTIONS: Final = 32
+# Seconds without a byte of a request after which its connection is closed.
+_REQUEST_SECONDS: Final = 10
 
 # Returns status and body for a path without its query, and for the host that the client asked for.
 Answer = Callable[[str, str], tuple[int, object]]
@@ -36,12 +53,39 @@ def listening_address(address: str) -> str:
     return "0.0.0.0" if address == "::" and not socket.has_dualstack_ipv6() else address
 
 
-class _Server(ThreadingHTTPServer):
+class _Bounded(ThreadingMixIn, TCPServer):
+    """A server with a thread for each connection, and at most `_MOST_CONNECTIONS` of them."""
+
     daemon_threads = True
 
     def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._lock = threading.Lock()
+        self._open: OrderedDict[socket.socket, None] = OrderedDict()
         super().__init__((address, port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to serve a connection in a thread."""
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
+        if oldest is not None:
+            # Its thread, which waits for it, closes it.
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+            with self._lock:
+                self._open.pop(oldest, None)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  # socketserver passes both
+        """Log a failed connection without a traceback: clients may close it at any time."""
+        logger.debug("connection from %s", client_address, exc_info=True)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -51,11 +95,41 @@ class _Server(ThreadingHTTPServer):
         super().server_bind()
 
 
+class _Server(_Bounded, HTTPServer):
+    """Serves a handler."""
+
+
+class _MetricsServer(_Bounded, WSGIServer):
+    """Serves prometheus_client's WSGI application."""
+
+
+class _Silent(WSGIRequestHandler):
+    timeout = _REQUEST_SECONDS
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: scrapes come every few seconds."""
+
+
+@contextmanager
+def metrics_server(address: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
+    """Serve the metrics of a registry, and yield the port. Raises OSError if the port is in use."""
+    server = _MetricsServer(listening_address(address), port, _Silent)
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 class JsonServer:
     """Serves the JSON that a function returns for a path. Raises OSError if the port is in use."""
 
     def __init__(self, address: str, port: int, answer: Answer, name: str) -> None:
         class Handler(BaseHTTPRequestHandler):
+            timeout = _REQUEST_SECONDS
+
             def do_GET(self) -> None:
                 host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
                 status, value = answer(self.path.partition("?")[0], host)

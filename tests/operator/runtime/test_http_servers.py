@@ -1,13 +1,18 @@
-"""The addresses of the operator's own servers."""
+"""The operator's own servers: their addresses, and clients that never end their requests."""
 
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Gauge
 
-from fastgen_operator.runtime.http_servers import health_server, listening_address
+from fastgen_operator.runtime import http_servers
+from fastgen_operator.runtime.http_servers import health_server, listening_address, metrics_server
 from fastgen_operator.runtime.settings import Settings
 
 
@@ -29,3 +34,38 @@ def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch: pytest.MonkeyPatc
     assert listening_address("::") == "0.0.0.0"
     with health_server("::", 0, {"/healthz": dict}) as server:
         assert httpx.get(f"http://127.0.0.1:{server.port}/healthz").status_code == 200
+
+
+@contextmanager
+def serving(kind: str) -> Iterator[tuple[int, str]]:
+    """Yield the port of a server and a path that it answers."""
+    if kind == "health":
+        with health_server("127.0.0.1", 0, {"/healthz": lambda: {"ok": 1.0}}) as server:
+            yield server.port, "/healthz"
+    else:
+        registry = CollectorRegistry()
+        Gauge("some_gauge", "A gauge.", registry=registry).set(7)
+        with metrics_server("127.0.0.1", 0, registry) as port:
+            yield port, "/metrics"
+
+
+@pytest.mark.parametrize("kind", ["health", "metrics"])
+def test_hundreds_of_unfinished_requests_hold_few_threads_and_no_answer_back(kind: str) -> None:
+    before = threading.active_count()
+    with serving(kind) as (port, path), ExitStack() as clients:
+        for _ in range(300):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            client.sendall(f"GET {path} HTTP/1.1\r\nA: ".encode())
+        answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+        assert answer.status_code == 200
+        assert ("some_gauge 7" in answer.text) == (kind == "metrics")
+        # Those that were closed may still be ending.
+        assert threading.active_count() - before < 2 * http_servers._MOST_CONNECTIONS
+
+
+@pytest.mark.parametrize("kind", ["health", "metrics"])
+def test_a_connection_without_a_request_is_closed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_servers._Silent, "timeout", 0.05)
+    monkeypatch.setattr(http_servers, "_REQUEST_SECONDS", 0.05)
+    with serving(kind) as (port, _), socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        assert client.recv(1) == b""

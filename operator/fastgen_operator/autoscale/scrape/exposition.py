@@ -18,6 +18,10 @@ Reason = Literal[
 _LARGEST: Final = 1e15
 _LARGEST_RATIO: Final = 1 + 1e-6
 _PREFIX: Final = "fastgen_"
+# Bounds of what is parsed. prometheus_client's parser takes time that grows with the square of a line's length. An
+# engine's lines have 120 characters and the model's name.
+_LONGEST_LINE: Final = 2048
+_MOST_CHARACTERS: Final = 1 << 14
 
 _COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
 _METRICS: Final = (*SAMPLE_METRICS, *_COEFFICIENTS)
@@ -79,9 +83,13 @@ def _usual_heads(model_name: str) -> dict[str, Metric]:
 
 def _values(text: str, model_name: str) -> dict[Metric, float]:
     """Return all values, parsed by prometheus_client. Raises as `parse_sample` does."""
-    lines = [line for line in text.splitlines() if line.split("{", 1)[0] in _NAMES]
+    lines = [line for line in text.split("\n") if line.partition("{")[0] in _NAMES]
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")
+    if (longest := max(map(len, lines))) > _LONGEST_LINE:
+        raise UnusableError("TooLarge", f"a line has {longest} characters, more than {_LONGEST_LINE}")
+    if (size := sum(map(len, lines))) > _MOST_CHARACTERS:
+        raise UnusableError("TooLarge", f"the engine's metrics have {size} characters, more than {_MOST_CHARACTERS}")
     values: dict[Metric, float] = {}
     for line in lines:
         try:

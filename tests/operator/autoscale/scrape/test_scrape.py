@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -15,10 +18,11 @@ from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.messages import EngineInfo, StepReport
 from fastgen.server.main import _KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
-from fastgen_operator.autoscale.loop import FIXED_PERIODS
+from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
 from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
+from fastgen_operator.metrics import Metrics as OperatorMetrics
 from fastgen_operator.runtime.settings import Settings
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -112,6 +116,9 @@ LIES = [
     ("a web page", "<html><body>welcome</body></html>", "NotMetrics"),
     ("nothing", "", "NotMetrics"),
     ("another program", 'python_info{version="3"} 1.0\n', "NotMetrics"),
+    # The parser would take seconds for it.
+    ("90,000 labels", "fastgen_kv_cache_tokens{" + ",".join(f'a{n}="b"' for n in range(90_000)) + "} 1\n", "TooLarge"),
+    ("10,000 lines", 'fastgen_kv_cache_tokens{model_name="chat"} 1\n' * 10_000, "TooLarge"),
 ]
 
 
@@ -227,6 +234,83 @@ async def test_concurrent_scrapes_are_limited() -> None:
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
     assert most <= 4
+
+
+async def test_a_fleet_does_not_wait_for_another_whose_replicas_hang() -> None:
+    async with serving(hang) as bad, serving(answering("200 OK", exposed().encode())) as good:
+        with Scraper(60.0, concurrency=8, concurrency_per_fleet=4) as scraper:
+            hanging = scraper.submit("bad", [replica(bad, f"bad-{n}") for n in range(40)])
+            honest = scraper.submit("good", [replica(good, f"good-{n}") for n in range(12)])
+            answers = await asyncio.to_thread(honest.result, 30)
+            assert not hanging.done()
+    assert all(isinstance(answer, Sample) for answer in answers.values())
+    assert len(answers) == 12
+
+
+@pytest.mark.slow
+async def test_fleets_with_timeouts_leave_room_for_the_others() -> None:
+    async with serving(hang) as bad, serving(answering("200 OK", exposed().encode())) as good:
+        with Scraper(60.0, concurrency=4, concurrency_per_fleet=4) as scraper:
+            targets = [replica(bad, f"bad-{n}") for n in range(8)]
+            for answer in (await asyncio.to_thread(scraper.submit("bad", targets).result, 30)).values():
+                assert isinstance(answer, UnusableError)
+            hanging = scraper.submit("bad", targets)
+            honest = scraper.submit("good", [replica(good)])
+            (answer,) = (await asyncio.to_thread(honest.result, 30)).values()
+            assert not hanging.done()
+    assert isinstance(answer, Sample)
+
+
+async def test_a_fleet_whose_responses_take_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastgen_operator.autoscale.scrape.scraper._WORK_SHARE", 0.0)
+    async with serving(flood) as port:
+        with Scraper(60.0, concurrency_per_fleet=2) as scraper:
+            found = await asyncio.to_thread(scraper.scrape, [replica(port, f"pod-{n}") for n in range(20)])
+    reasons = [answer.reason for answer in found.values() if isinstance(answer, UnusableError)]
+    assert reasons == ["TimedOut"] * 20
+
+
+async def test_a_response_that_the_parser_does_not_expect_ends_only_its_own_scrape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parse(text: str, model_name: str, at: float) -> Sample:
+        if "recursion" in text:
+            raise RecursionError("maximum recursion depth exceeded")
+        return parse_sample(text, model_name, at)
+
+    monkeypatch.setattr("fastgen_operator.autoscale.scrape.scraper.parse_sample", parse)
+    async with (
+        serving(answering("200 OK", b"recursion")) as bad,
+        serving(answering("200 OK", exposed().encode())) as good,
+    ):
+        with Scraper(5.0) as scraper:
+            assert isinstance(await answer_of(bad, scraper), UnusableError)
+            assert isinstance(await answer_of(good, scraper), Sample)
+
+
+async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
+    seen: list[str] = []
+    futures = {"ns/hanging": Future[dict[Target, Sample | UnusableError]]()}
+
+    def submit(name: str, _: object) -> Future[dict[Target, Sample | UnusableError]]:
+        seen.append(name)
+        done: Future[dict[Target, Sample | UnusableError]] = Future()
+        done.set_result({})
+        return futures.get(name, done)
+
+    subject = SimpleNamespace(is_autoscaled=True, pods=(), model_name="chat")
+    fleets = [(("ns", "hanging"), subject), (("ns", "good"), subject)]
+    watchlist: Any = SimpleNamespace(subjects=lambda: fleets, open_record=lambda *_: None, scrape_seconds=0.01)
+    scraper: Any = SimpleNamespace(submit=submit, __enter__=lambda: None, __exit__=lambda *_: None)
+    autoscaler = Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None)
+    running = autoscaler._begin(lambda _: True)
+    await running[1]
+    (again,) = autoscaler._begin(lambda _: True)
+    await again
+    assert seen == ["ns/hanging", "ns/good", "ns/good"]
+    futures["ns/hanging"].set_result({})
+    await running[0]
+    assert len(autoscaler._begin(lambda _: True)) == 2
 
 
 class Keeping:

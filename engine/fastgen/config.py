@@ -337,6 +337,15 @@ class ServerConfig:
         kind="choice",
         choices=REASONING_PARSERS,
     )
+    message_special_tokens: str = setting_field(
+        "allow",
+        "What a special token becomes that the text of a message spells, such as the end mark of messages. allow: the "
+        "token, as in transformers and vLLM, so the author of a text can forge the end of a message and the next "
+        "role. escape: plain text. Applies to all that a chat template renders, tools and their results included, and "
+        "to rerankers, but not to the prompts of /v1/completions.",
+        kind="choice",
+        choices=("allow", "escape"),
+    )
     trust_request_chat_template: bool = setting_field(
         False,
         "Let requests bring their own chat template in the field chat_template. Templates run in a sandbox, but a "

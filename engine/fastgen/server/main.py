@@ -40,7 +40,9 @@ from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.serving.task import ServedTask
 from fastgen.server.ui.step_feed import StepFeed
-from fastgen.text.reasoning import reasoning_format
+from fastgen.text import reranker
+from fastgen.text.guarded_encoding import GuardedEncoder
+from fastgen.text.reasoning import ReasoningFormat, reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
 from fastgen.version import VERSION
@@ -325,8 +327,9 @@ class Server:
             task = self._task.with_answers(tokenizer)
             ready = await engine
             limit = PromptSizeLimit(tokenizer, ready.info.max_model_length)
+            guarded = self._guarded(tokenizer, thinking, ready.info.max_model_length)
             return ServedModel(
-                ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking, self._defaults, task
+                ready, tokenizer, limit, GrammarChecker(tokenizer), tool_format, thinking, self._defaults, task, guarded
             )
         except EngineStartError as error:
             if error.exit_code == exit_codes.BAD_CONFIGURATION:
@@ -338,6 +341,15 @@ class Server:
             if not engine.cancelled() and engine.exception() is None:
                 await engine.result().stop()
             raise
+
+    def _guarded(self, tokenizer: Tokenizer, thinking: ReasoningFormat | None, longest: int) -> GuardedEncoder | None:
+        """Return what encodes prompts in which clients cannot write special tokens, if that is set."""
+        if self.server_config.message_special_tokens == "allow":
+            return None
+        template = tokenizer.chat_template
+        written = reranker.LITERAL_TEXT + ("" if template is None else template.literal_text())
+        control = tokenizer.control_tokens(written, thinking.marks if thinking else ())
+        return GuardedEncoder(tokenizer, control, longest)
 
     def _announce(self, engine: EngineClient) -> None:
         info = engine.info

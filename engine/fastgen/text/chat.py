@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 
 from fastgen.config import ConfigError
+from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.message_form import MessageForm
 from fastgen.text.template_environment import environment
 
@@ -75,6 +77,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        control: ControlTokens | None = None,
     ) -> str:
         """Return the prompt for `messages` (role, content, ...), ending with the generation prompt.
 
@@ -82,20 +85,26 @@ class ChatTemplate:
         null, or a list of parts with a `text`.
 
         `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` further variables of the
-        template, for example `enable_thinking`.
+        template, for example `enable_thinking`. With `control`, none of them can write control tokens: the prompt
+        contains its marks.
 
         Raises:
             ChatTemplateError: if the template rejects the messages or fails.
         """
         template = self._tool_template if tools else self._document_template if documents else self._template
-        context = {
-            **self._special_tokens,
+        given = {
             **(variables or {}),
-            "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) if tools else None,
             "documents": list(documents) if documents else None,
         }
-        return template.render(messages, context)
+        guarded = given if control is None else control.guarded(given)
+        context = {**self._special_tokens, **guarded, "add_generation_prompt": add_generation_prompt}
+        return template.render(messages, context, control)
+
+    def literal_text(self) -> str:
+        """Return the texts in the sources of the templates, one in a line."""
+        templates = dict.fromkeys((self._template, self._tool_template, self._document_template))
+        return "\n".join(text for template in templates for text in template.literals())
 
     def _shows_tools(self) -> bool:
         """Return whether the template renders tools; its text may mention `tools` only as a field of a message."""
@@ -139,6 +148,7 @@ class _Template:
     """One template, and the form in which it reads messages."""
 
     def __init__(self, source: str) -> None:
+        self._source = source
         made = environment()
         try:
             tree = made.parse(source)
@@ -147,9 +157,18 @@ class _Template:
             raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
         self._form = MessageForm(tree, self._tried)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any], control: ControlTokens | None
+    ) -> str:
         """Return the prompt; raise ChatTemplateError if the template rejects the messages or fails."""
-        return self._rendered(self._form.shaped(messages), context)
+        shaped = self._form.shaped(messages)
+        return self._rendered(shaped if control is None else list(map(control.guarded_message, shaped)), context)
+
+    def literals(self) -> Iterator[str]:
+        """Yield the texts in the template's source."""
+        tree = environment().parse(self._source)
+        yield from (node.data for node in tree.find_all(nodes.TemplateData))
+        yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
     def _rendered(self, messages: list[dict[str, Any]], context: Mapping[str, Any]) -> str:
         try:

@@ -22,3 +22,7 @@ def beginning(query: str, document: str, instruction: str | None) -> str:
         f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n"
         f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
     )
+
+
+# All text that the server writes into such a prompt.
+LITERAL_TEXT = beginning("", "", "") + ENDING

@@ -7,6 +7,7 @@ which only matter in training.
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,11 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from fastgen.text.control_tokens import MARK
+
+# Without the mark of control tokens, which stays as it is.
+_NOT_ASCII = re.compile(rf"[^\0-\x7f{MARK}]+")
 
 
 def environment() -> ImmutableSandboxedEnvironment:
@@ -47,7 +53,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML, which does not belong in a prompt.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from fastgen.text.chat import ChatTemplate
+from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.tokenizer_formats import gguf, huggingface
 from fastgen.text.tokenizer_formats.added_tokens import TokenFiles
 from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary
@@ -79,6 +80,19 @@ class Tokenizer:
     def special_ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
         """Return the ids of those of these tokens that are special tokens of the vocabulary."""
         return self.special_token_ids.intersection(map(self.backend.token_to_id, tokens))
+
+    def control_tokens(self, literal_text: str, kept: Iterable[str] = ()) -> ControlTokens:
+        """Return the special tokens, and the added tokens in `literal_text`, which a template or a program writes.
+
+        `kept` are marks that keep their meaning in an assistant's messages.
+        """
+        added = self.backend.get_added_tokens_decoder().items()
+        spellings = {
+            number: token.content
+            for number, token in added
+            if token.special or (token.content in literal_text and not token.content.isspace())
+        }
+        return ControlTokens(spellings, kept)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`; special tokens written in it are recognized.

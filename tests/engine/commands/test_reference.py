@@ -56,6 +56,17 @@ def test_links_between_pages_are_valid() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_each_promise_of_the_security_policy_names_tests_that_exist() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = re.findall(r"^\| [^|]+\.( `[^`]+`[^|]*)? \|(.*)\|$", text.partition("## Tenants")[2], re.MULTILINE)
+    assert len(promises) >= 7
+    for _, tests in promises:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", tests)
+        assert named
+        for path, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / "engine" / path).read_text(), f"{path} has no {test}"
+
+
 def test_the_mii_page_maps_every_argument_of_generate() -> None:
     text = (ROOT / "docs" / "coming-from" / "deepspeed-mii.md").read_text()
     for field in dataclasses.fields(GenerateArguments):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
+from fastgen.core.blocks.kv_cache_manager import KVCacheManager
+from fastgen.core.blocks.preemption import Preemption
 from fastgen.core.scheduler import Scheduler
+from fastgen.core.step_model import StepModel
 from support.scheduling import Arrivals, run, run_to_end, scheduler, sizes
 
 TEN = list(range(1, 11))
@@ -40,6 +44,18 @@ def test_requests_with_another_salt_share_nothing() -> None:
     serve(s, arrive, TEN, salt="a")
     assert serve(s, arrive, TEN, salt="b") == 10
     assert serve(s, arrive, TEN, salt="a") == 2
+
+
+def test_a_swapped_sequence_takes_no_block_of_another_salt() -> None:
+    pool, host, table = BlockPool(4, 4), HostBuffer(2), list[int]()
+    manager = KVCacheManager(pool, host, Preemption("swap", StepModel()))
+    pool.extend(table, 8)
+    pool.publish(table, TEN[:8], "theirs", 0, 2)
+    swapped = Arrivals()(TEN, 4, salt="ours")
+    swapped.host_blocks, swapped.num_computed_tokens = host.allocate(2), 8
+    assert manager.match_prefix(swapped) == []
+    swapped.cache_salt = "theirs"
+    assert manager.match_prefix(swapped) == table
 
 
 def test_the_next_turn_of_a_conversation_reuses_generated_tokens() -> None:

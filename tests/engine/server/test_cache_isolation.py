@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.server.serving import Serving, serving
@@ -37,10 +39,14 @@ def cached(server: Serving, key: str, prompt: str, *, path: str = "/v1/completio
         "/v1/chat/completions": {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1},
         "/v1/responses": {"input": prompt, "max_output_tokens": 1},
     }[path]
-    response = server.request("POST", path, headers={"Authorization": f"Bearer {key}"}, json={**given, **fields})
+    response = server.request("POST", path, headers=bearer(key), json={**given, **fields})
     assert response.status_code == 200, response.text
     usage = response.json()["usage"]
     return int((usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))["cached_tokens"])
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
 def secret() -> str:
@@ -79,6 +85,49 @@ def test_requests_of_one_key_share_prefixes_whichever_api_process_serves_them(sh
     prompt = secret()
     cached(shared, "sk-one", prompt)
     assert all(cached(shared, "sk-one", prompt) > 200 for _ in range(6)), "each is a new connection"
+
+
+def test_no_key_can_read_or_continue_a_response_by_its_id(shared: Serving) -> None:
+    body = {"input": secret(), "max_output_tokens": 1}
+    made = shared.request("POST", "/v1/responses", headers=bearer("sk-one"), json=body).json()
+    for key in ("sk-one", "sk-two"):
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            response = shared.request(method, f"/v1/responses/{made['id']}{path}", headers=bearer(key))
+            assert response.status_code in (404, 405)
+        again = {"input": "go on", "previous_response_id": made["id"]}
+        assert shared.request("POST", "/v1/responses", headers=bearer(key), json=again).status_code == 400
+
+
+def test_requests_with_the_same_id_of_two_keys_get_their_own_answers(shared: Serving) -> None:
+    def ask(key: str) -> str:
+        body = {"prompt": f"I am {key} " * 20, "max_tokens": 60, "ignore_eos": True}
+        headers = {**bearer(key), "X-Request-Id": "mine"}
+        response = shared.request("POST", "/v1/completions", headers=headers, json=body)
+        return str(response.json()["choices"][0]["text"])
+
+    with ThreadPoolExecutor(8) as threads:
+        keys = ["sk-one", "sk-two"] * 8
+        for key, text in zip(keys, threads.map(ask, keys), strict=True):
+            other = "two" if key == "sk-one" else "one"
+            assert text.startswith(f"I am {key}")
+            assert other not in text
+
+
+def test_what_the_server_shows_of_other_keys_contains_no_text(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = start(tmp_path, "--ui", environment={**KEYS, "SCRIPT_STEP_SECONDS": "0.01"}, stack=stack)
+        url = f"{server.url}/ui/steps"
+        with httpx.stream("GET", url, headers=bearer("sk-two"), timeout=30) as feed:
+            lines = feed.iter_lines()
+            body = {"prompt": "swordfish " * 200, "max_tokens": 40, "ignore_eos": True, "cache_salt": "swordfish"}
+            server.request("POST", "/v1/completions", headers=bearer("sk-one"), json=body)
+            seen = ""
+            for line in lines:
+                seen += line
+                if '"decodes":["' in line:
+                    break
+        assert "swordfish" not in seen + server.get("/metrics").text + server.log
+        assert hashlib.sha256(b"sk-one").hexdigest() not in seen + server.get("/metrics").text + server.log
 
 
 def test_keys_share_prefixes_where_isolation_is_off_except_behind_a_salt(tmp_path: Path) -> None:

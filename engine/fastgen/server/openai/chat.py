@@ -28,7 +28,7 @@ from fastgen.server.openai.responses import (
     json_response,
 )
 from fastgen.server.openai.tool_calling import ToolUse
-from fastgen.server.serving.encoding import encode, encode_bad_words
+from fastgen.server.serving.encoding import encode_bad_words, encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
@@ -92,6 +92,7 @@ def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
         "tools": None if tools is None else tools.tools,
         "documents": body.documents,
         "variables": template_variables(body, source),
+        "control": model.control,
     }
     for conversation in variants:
         try:
@@ -143,7 +144,9 @@ async def _constrain(
 
 async def _engine_request(body: ChatRequest, model: ServedModel, grammar: Grammar | None, text: str) -> EngineRequest:
     model.prompt_size_limit.check(text, "messages")
-    (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=bool(body.add_special_tokens))
+    tokens = await encode_rendered(
+        model.tokenizer, model.guarded, text, "messages", add_special_tokens=bool(body.add_special_tokens)
+    )
     return body.prompt_request(
         tokens,
         model,

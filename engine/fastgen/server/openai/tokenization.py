@@ -18,7 +18,7 @@ from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import json_response
 from fastgen.server.openai.tool_calling import ToolUse
-from fastgen.server.serving.encoding import encode
+from fastgen.server.serving.encoding import encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.service import Service
 
@@ -77,7 +77,8 @@ async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
         text, add_special_tokens = render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
     if len(text) > _MOST_CHARACTERS:
         model.prompt_size_limit.check(text, "prompt" if body.messages is None else "messages")
-    (tokens,) = await encode(model.tokenizer, [text], add_special_tokens=add_special_tokens)
+    guarded = None if body.messages is None else model.guarded
+    tokens = await encode_rendered(model.tokenizer, guarded, text, "messages", add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
     return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from fastgen.core.request import RequestError
+from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Spelling
 
@@ -60,6 +62,31 @@ async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_toke
         )
     finally:
         cancelled.set()
+
+
+async def encode_rendered(
+    tokenizer: Tokenizer, guarded: GuardedEncoder | None, rendered: str, param: str, *, add_special_tokens: bool
+) -> list[int]:
+    """Return the token ids of a prompt that a template or the server has written around text of field `param`.
+
+    Args:
+        tokenizer: the model's.
+        guarded: encodes it if the prompt is marked; None if clients may write special tokens.
+        rendered: the prompt.
+        param: the field.
+        add_special_tokens: whether to add the model's tokens around a text.
+
+    Raises:
+        RequestError: if text of the client would become a special token, or there is too much of it.
+    """
+    if guarded is None:
+        (tokens,) = await encode(tokenizer, [rendered], add_special_tokens=add_special_tokens)
+        return tokens
+    encode_marked = partial(guarded.encode, rendered, add_special_tokens=add_special_tokens)
+    try:
+        return encode_marked() if len(rendered) < _INLINE_CHARACTERS else await asyncio.to_thread(encode_marked)
+    except ValueError as error:
+        raise RequestError(f"{param}: {error}", param) from None
 
 
 async def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,8 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.task import ServedTask
+from fastgen.text.control_tokens import ControlTokens
+from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
@@ -29,6 +31,7 @@ class ServedModel:
 
     It has an engine, a tokenizer, checks, a tool-call format and, if it thinks, a reasoning format.
     `generation_defaults` are sampling parameters of requests that do not set them. `task` is what the server does.
+    `guarded` encodes prompts in which clients cannot write special tokens; None if they may.
     """
 
     engine: EngineClient
@@ -39,6 +42,12 @@ class ServedModel:
     reasoning_format: ReasoningFormat | None = None
     generation_defaults: GenerationDefaults = field(default_factory=dict)
     task: ServedTask = field(default_factory=ServedTask)
+    guarded: GuardedEncoder | None = None
+
+    @property
+    def control(self) -> ControlTokens | None:
+        """The tokens that clients cannot write; None if they may write any."""
+        return None if self.guarded is None else self.guarded.control
 
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt.

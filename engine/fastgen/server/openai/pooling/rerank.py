@@ -18,7 +18,7 @@ from fastgen.server.openai.fields.types import Boolean, Documents, Integer, Stri
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.responses import ResponseHead, json_response
-from fastgen.server.serving.encoding import encode
+from fastgen.server.serving.encoding import encode, encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
@@ -194,9 +194,17 @@ async def _questions(body: _PairsRequest, model: ServedModel, pairs: list[tuple[
     for texts, param in zip((first, second), body.params, strict=True):
         for text in texts:
             model.prompt_size_limit.check(text, param)
-    prompts = [beginning(first[i], second[j], body.instruction) for i, j in pairs]
-    ending, *beginnings = await encode(model.tokenizer, [ENDING, *prompts], add_special_tokens=False)
+    longest, param, instruction = model.engine.info.max_model_length, body.params[1], body.instruction
+    if model.control is not None:
+        first, second, instruction = model.control.guarded((first, second, instruction))
+    prompts = [beginning(first[i], second[j], instruction) for i, j in pairs]
+    if model.guarded is None:
+        ending, *beginnings = await encode(model.tokenizer, [ENDING, *prompts], add_special_tokens=False)
+    else:
+        ending, *beginnings = [
+            await encode_rendered(model.tokenizer, model.guarded, text, param, add_special_tokens=False)
+            for text in (ENDING, *prompts)
+        ]
     pooling = Pooling(method="logprobs", token_ids=model.task.answers)
-    longest = model.engine.info.max_model_length
     questions = (body.truncated(start + ending, longest, len(ending)) for start in beginnings)
     return [body.engine_request(question, NO_SAMPLING, pooling) for question in questions]

@@ -263,12 +263,30 @@ class ServerConfig:
         "Origins allowed to call the API from a browser (CORS), separated by commas, or *. Default: none.",
         kind="text",
     )
+    allowed_hosts: str = setting_field(
+        "auto",
+        "Names under which clients may reach the server, as in the Host header, separated by commas: *.example.com for "
+        "all below one, * for any. Addresses, localhost and names without a dot are always allowed. auto allows any, "
+        "except that without an API key, a browser may not use another name for the loopback address, because any web "
+        "page could then use the server (DNS rebinding).",
+        kind="text",
+    )
     max_body_size: int = setting_field(
         16 << 20,
         "Maximum size of a request body, for example 16MiB. Larger bodies are rejected with 413.",
         kind="bytes",
         minimum=1,
         maximum=1 << 30,
+        unit="bytes",
+    )
+    max_bodies_size: int = setting_field(
+        256 << 20,
+        "Maximum size of all request bodies that an API process receives or serves at a time. Beyond it, those that "
+        "have not arrived in full are rejected with 503 and Retry-After, the largest first. At least one body of "
+        "--max-body-size is accepted.",
+        kind="bytes",
+        minimum=1,
+        maximum=1 << 40,
         unit="bytes",
     )
     request_read_seconds: int = setting_field(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cluster import gpus, images, kind, standin
+from cluster import families, gpus, images, kind, standin
 from cluster.archive import write
 from cluster.caches import cache_folder
 from cluster.commands import print_to_stderr, run
@@ -205,4 +205,4 @@ def _provide(
 
 def _node(programs: Path) -> Node:
     # The engine's image has gigabytes, so loading it again for each cluster would take minutes.
-    return Node(programs, state_folder(), standin.mounts(), cache_folder("containerd"))
+    return Node(programs, state_folder(), standin.mounts(), cache_folder("containerd"), families.chosen())

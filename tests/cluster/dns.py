@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-from cluster.nodefiles import DNS_SERVICE
-
 IMAGE = "localhost/fastgen-bed/coredns:1"
 NAME = "coredns"
 SPACE = "kube-system"
@@ -28,9 +26,9 @@ COREFILE = """\
 """
 
 
-def manifests() -> str:
-    """Return all its manifests, for `kubectl apply`."""
-    return yaml.safe_dump_all([*_identity(), _configuration(), _deployment(), _service()])
+def manifests(address: str) -> str:
+    """Return all its manifests, for `kubectl apply`, with the address of its Service."""
+    return yaml.safe_dump_all([*_identity(), _configuration(), _deployment(), _service(address)])
 
 
 def _identity() -> Sequence[Mapping[str, Any]]:
@@ -97,13 +95,13 @@ def _deployment() -> Mapping[str, Any]:
     }
 
 
-def _service() -> Mapping[str, Any]:
+def _service(address: str) -> Mapping[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "kube-dns", "namespace": SPACE},
         "spec": {
-            "clusterIP": DNS_SERVICE,
+            "clusterIP": address,
             "selector": {"k8s-app": "kube-dns"},
             "ports": [
                 {"name": "dns", "port": 53, "protocol": "UDP"},

@@ -24,7 +24,7 @@ def service_url(bed: Bed, namespace: str, name: str, port: int = PORT) -> Iterat
     """
     address = bed.kubectl("-n", namespace, "get", "service", name, "-o=jsonpath={.spec.clusterIP}")
     if bed.kind == "native":
-        yield f"http://{address}:{port}"
+        yield f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
         return
     pod = wait_for(f"a ready pod of service {name}", lambda: _ready_pod(bed, namespace, name), seconds=30, every=0.3)
     command = [str(bed.programs / "kubectl"), f"--kubeconfig={bed.kubeconfig}", "-n", namespace]

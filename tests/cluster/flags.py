@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-SERVICES = "10.96.0.0/16"
-API_SERVICE = "10.96.0.1"
+from cluster.families import V4, Families
+
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 # With the controllers' default limit of 20 requests per second, handling a namespace or a node takes seconds.
 UNHURRIED = ("--kube-api-qps=1000", "--kube-api-burst=2000")
@@ -25,6 +25,7 @@ class Site:
     peer: int
     controllers: int
     scheduler: int
+    families: Families = field(default=(V4,), kw_only=True)
 
     @property
     def pki(self) -> Path:
@@ -40,7 +41,8 @@ class Site:
 def hosts(site: Site) -> list[str]:
     """All names and addresses at which clients reach the API server."""
     service = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
-    return list(dict.fromkeys(["localhost", *service, "127.0.0.1", site.address, API_SERVICE]))
+    services = [each.api for each in site.families]
+    return list(dict.fromkeys(["localhost", *service, "127.0.0.1", site.address, *services]))
 
 
 def etcd(site: Site) -> list[str | Path]:
@@ -76,7 +78,7 @@ def api_server(site: Site, *, authorization: str, more: Sequence[str] = ()) -> l
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={pki / 'tokens.key'}",
         f"--service-account-signing-key-file={pki / 'tokens.key'}",
-        f"--service-cluster-ip-range={SERVICES}",
+        f"--service-cluster-ip-range={','.join(each.services for each in site.families)}",
         "--profiling=false",
         *more,
     ]

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -24,6 +23,7 @@ from cluster.archive import Image, write
 from cluster.commands import CommandError, run
 from cluster.containers import Containers, default_spec
 from cluster.controlplane import stop_all, wait_until_healthy
+from cluster.families import V4, V6, Families
 from cluster.mounts import unmount_below
 from cluster.pki import Authority, write_token_key
 from cluster.processes import Processes, all_pids, command_line, names_folder
@@ -42,7 +42,6 @@ PROGRAMS = (
 )
 # The path of a unix socket has at most 107 bytes. containerd and the kubelet create theirs below this folder.
 LONGEST_FOLDER = 60
-FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 BRIDGE_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 
 Say = Callable[[str], None]
@@ -56,17 +55,24 @@ def state_folder() -> Path:
 class Node:
     """The node of one state folder. Every container gets `mounts` read-only.
 
-    With `images`, containerd keeps its images in that folder when the node is removed.
+    With `images`, containerd keeps its images in that folder when the node is removed. The first of `families` is the
+    cluster's own.
     """
 
     def __init__(
-        self, programs: Path, folder: Path, mounts: Sequence[nodefiles.Mount] = (), images: Path | None = None
+        self,
+        programs: Path,
+        folder: Path,
+        mounts: Sequence[nodefiles.Mount] = (),
+        images: Path | None = None,
+        families: Families = (V4,),
     ) -> None:
         if len(str(folder)) > LONGEST_FOLDER:
             raise ValueError(f"state folder {folder}: longer than {LONGEST_FOLDER} characters; set FASTGEN_BED_FOLDER")
         self.programs = programs
         self.folder = folder
         self.mounts = mounts
+        self.families = families
         self.images = images or folder / "containerd" / "root"
         self.name = socket.gethostname().lower()
         self.processes = Processes(folder)
@@ -93,7 +99,7 @@ class Node:
         """
         require_root()
         with _alone(self.folder):
-            address = own_address()
+            address = self.families[0].own_address()
             changed = self._changed_files(address)
             if changed and self.processes.names():
                 say("the node's settings have changed: restarting it")
@@ -102,7 +108,9 @@ class Node:
             if other := [pid for pid in all_pids() if _is_kubelet(pid) and not names_folder(pid, self.folder)]:
                 remedy = "stop it, or name its cluster in FASTGEN_KUBECONFIG"
                 raise RuntimeError(f"another kubelet runs on this machine (process {other[0]}): {remedy}")
-            site = flags.Site(self.programs, self.folder, address, 6443, 2379, 2380, 10257, 10259)
+            site = flags.Site(
+                self.programs, self.folder, address, 6443, 2379, 2380, 10257, 10259, families=self.families
+            )
             is_new = not (self.folder / "done").exists()
             if is_new:
                 self._write_identities(site)
@@ -134,9 +142,9 @@ class Node:
             folder / "address": address,
             folder / "containerd.toml": nodefiles.containerd(folder, self.images),
             folder / "base-spec.json": nodefiles.base_spec(default_spec(), self.mounts),
-            folder / "cni" / "10-bridge.conflist": nodefiles.network(folder),
-            folder / "kubelet.yaml": nodefiles.kubelet(folder, pki),
-            folder / "proxy.yaml": nodefiles.proxy(folder, self.name),
+            folder / "cni" / "10-bridge.conflist": nodefiles.network(folder, self.families),
+            folder / "kubelet.yaml": nodefiles.kubelet(folder, pki, self.families),
+            folder / "proxy.yaml": nodefiles.proxy(folder, self.name, self.families),
         }
 
     def _changed_files(self, address: str) -> dict[Path, str]:
@@ -163,16 +171,17 @@ class Node:
         (site.folder / "done").touch()
 
     def _allow_forwarding(self) -> None:
-        before = self.folder / "ip_forward"
-        if not before.exists():
-            before.write_text(FORWARDING.read_text())
-        FORWARDING.write_text("1")
+        for family in self.families:
+            before = self.folder / f"forwarding{family.flag}"
+            if not before.exists():
+                before.write_text(family.forwarding.read_text())
+            family.forwarding.write_text("1")
         if BRIDGE_RULES.exists():
             # Without this a pod cannot reach a pod on the same bridge through a Service.
             BRIDGE_RULES.write_text("1")
 
     def _start_control_plane(self, site: flags.Site) -> None:
-        with_kubelets = nodefiles.api_server_flags(site.pki)
+        with_kubelets = nodefiles.api_server_flags(site.pki, self.families)
         self.processes.start("etcd", flags.etcd(site))
         self.processes.start("kube-apiserver", flags.api_server(site, authorization="Node,RBAC", more=with_kubelets))
 
@@ -198,11 +207,11 @@ class Node:
             f"--root-dir={folder}/kubelet",
             f"--cert-dir={folder}/kubelet/pki",
             f"--hostname-override={self.name}",
-            f"--node-ip={site.address}",
+            f"--node-ip={','.join(each.own_address() for each in self.families)}",
         ]
         start("kubelet", kubelet)
         start("kube-proxy", [self.programs / "kube-proxy", f"--config={folder}/proxy.yaml"])
-        self.kubectl("apply", "-f", "-", stdin=dns.manifests())
+        self.kubectl("apply", "-f", "-", stdin=dns.manifests(self.families[0].dns))
         wait_for(f"the node is Ready (see {self.processes.log('kubelet')})", self._node_is_ready, seconds=60, every=0.1)
         say("node ready")
         gpus = json.dumps({"status": {"capacity": {"nvidia.com/gpu": str(GPUS)}}})
@@ -239,8 +248,9 @@ class Node:
         traces.remove_rules()
         traces.remove_cgroups()
         traces.remove_log_links(self.folder)
-        if (before := self.folder / "ip_forward").exists():
-            FORWARDING.write_text(before.read_text())
+        for family in (V4, V6):
+            if (before := self.folder / f"forwarding{family.flag}").exists():
+                family.forwarding.write_text(before.read_text())
         shutil.rmtree(self.folder)
 
 
@@ -251,11 +261,8 @@ def require_root() -> None:
 
 
 def own_address() -> str:
-    """Return the source address of the default route, at which pods can reach this machine."""
-    found = re.search(r"\bsrc (\S+)", run(["ip", "-4", "-o", "route", "get", "192.0.2.254"]))
-    if found is None:
-        raise RuntimeError("this machine has no IPv4 route, so the node has no address; configure a default route")
-    return found[1]
+    """Return the IPv4 address at which pods can reach this machine. Raises RuntimeError if there is none."""
+    return V4.own_address()
 
 
 def _is_kubelet(pid: int) -> bool:

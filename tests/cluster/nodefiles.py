@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-PODS = "10.244.0.0/24"
-DNS_SERVICE = "10.96.0.10"
+from cluster.families import V4, V6, Families
+
 BRIDGE = "fastgen0"
 PAUSE_IMAGE = "localhost/fastgen-bed/pause:1"
 CNI_PROGRAMS = Path("/usr/lib/cni")
@@ -71,13 +71,13 @@ def base_spec(default: str, mounts: Iterable[Mount]) -> str:
     return json.dumps(spec)
 
 
-def network(folder: Path) -> str:
+def network(folder: Path, families: Families = (V4,)) -> str:
     """Return the CNI configuration of the pods: a bridge, host-local addresses and host ports."""
     ipam = {
         "type": "host-local",
         "dataDir": f"{folder}/addresses",
-        "ranges": [[{"subnet": PODS}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
+        "ranges": [[{"subnet": each.pods}] for each in families],
+        "routes": [{"dst": each.everywhere} for each in families],
     }
     bridge = {
         "type": "bridge",
@@ -91,7 +91,7 @@ def network(folder: Path) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": BRIDGE, "plugins": [bridge, ports]}, indent=1)
 
 
-def kubelet(folder: Path, pki: Path) -> str:
+def kubelet(folder: Path, pki: Path, families: Families = (V4,)) -> str:
     """Return the kubelet's configuration."""
     settings = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -109,7 +109,7 @@ def kubelet(folder: Path, pki: Path) -> str:
         "failCgroupV1": False,
         "failSwapOn": False,
         "oomScoreAdj": 0,
-        "clusterDNS": [DNS_SERVICE],
+        "clusterDNS": [families[0].dns],
         "clusterDomain": "cluster.local",
         "maxPods": 200,
         "podLogsDir": f"{folder}/pods",
@@ -130,17 +130,19 @@ def kubelet(folder: Path, pki: Path) -> str:
         "featureGates": {"KubeletCrashLoopBackOffMax": True},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "3s"},
     }
+    if V6 in families:
+        settings["address"] = V6.listen
     return yaml.safe_dump(settings)
 
 
-def proxy(folder: Path, node: str) -> str:
+def proxy(folder: Path, node: str, families: Families = (V4,)) -> str:
     """Return kube-proxy's configuration. It detects the node's address."""
     settings = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": f"{folder}/proxy.kubeconfig"},
         "mode": "iptables",
-        "clusterCIDR": PODS,
+        "clusterCIDR": ",".join(each.pods for each in families),
         "hostnameOverride": node,
         "healthzBindAddress": "127.0.0.1:10256",
         "metricsBindAddress": "127.0.0.1:10249",
@@ -151,10 +153,10 @@ def proxy(folder: Path, node: str) -> str:
     return yaml.safe_dump(settings)
 
 
-def api_server_flags(pki: Path) -> Sequence[str]:
+def api_server_flags(pki: Path, families: Families = (V4,)) -> Sequence[str]:
     """Return the flags that an API server needs only if there is a kubelet."""
     return (
-        "--bind-address=0.0.0.0",  # pods reach it at the machine's address
+        f"--bind-address={(V6 if V6 in families else V4).listen}",  # pods reach it at the machine's address
         "--allow-privileged=true",
         "--enable-admission-plugins=NodeRestriction",
         f"--kubelet-client-certificate={pki}/kubelet-client.crt",

@@ -12,6 +12,7 @@ import pytest
 
 from cluster import nodefiles, traces
 from cluster.commands import run
+from cluster.families import V4, V6
 from cluster.mounts import mounted_below
 from cluster.node import Node, state_folder
 from cluster.packages import ensure_packages
@@ -57,7 +58,7 @@ def traces_of(folder: Path) -> Traces:
         sockets=names_in(Path("/run/containerd/s")),
         rules=[line for line in rules.splitlines() if any(mark in line for mark in traces.MARKS)],
         cgroups=traces.pod_cgroups(),
-        forwarding=Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        forwarding=V4.forwarding.read_text() + V6.forwarding.read_text(),
     )
 
 

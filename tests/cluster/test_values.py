@@ -13,6 +13,7 @@ from cluster import bed, dns, flags, images, nodefiles, packages, standin
 from cluster.base import base_name
 from cluster.commands import CommandError, run
 from cluster.demo import ready_condition
+from cluster.families import V4
 from cluster.mounts import mounted_below
 from cluster.node import Node
 from cluster.traces import without_marks
@@ -58,7 +59,7 @@ def test_mounts_are_added_read_only_to_the_default_specification() -> None:
 
 def test_the_dns_service_has_the_address_in_the_kubelets_configuration() -> None:
     (address,) = yaml.safe_load(nodefiles.kubelet(Path("/s"), Path("/s/pki")))["clusterDNS"]
-    services = [each for each in yaml.safe_load_all(dns.manifests()) if each["kind"] == "Service"]
+    services = [each for each in yaml.safe_load_all(dns.manifests(V4.dns)) if each["kind"] == "Service"]
     assert [service["spec"]["clusterIP"] for service in services] == [address]
 
 

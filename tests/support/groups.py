@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 NODE = "node"
+_NODES = ("tests/cluster/test_node.py", "tests/cluster/test_address_families.py")
 
 # Of each kind, the groups that start first, the longest in front: the processes then end at about the same time.
 FIRST = (
@@ -29,7 +30,7 @@ FIRST = (
 def group_of(nodeid: str) -> str:
     """Return the group of a test. A group runs in one process, in order."""
     path = nodeid.partition("::")[0]
-    if path.startswith("tests/e2e/") or path == "tests/cluster/test_node.py":
+    if path.startswith("tests/e2e/") or path in _NODES:
         return NODE  # one per machine
     return path
 

@@ -13,14 +13,26 @@
 
 {{- define "fastgen.selector" -}}
 app.kubernetes.io/name: fastgen-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "fastgen.labels" -}}
 {{ include "fastgen.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ include "fastgen.labelValue" .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ include "fastgen.labelValue" (printf "%s-%s" .Chart.Name .Chart.Version) | quote }}
+{{- end -}}
+
+{{- /* A version as a label's value: Flux appends build metadata to versions, and a label has no +. */ -}}
+{{- define "fastgen.labelValue" -}}
+{{- . | replace "+" "_" | trunc 63 | trimAll "-_." -}}
+{{- end -}}
+
+{{- /* All labels, and those of a value. Labels of selectors cannot be overridden. */ -}}
+{{- define "fastgen.labelsAnd" -}}
+{{- $own := include "fastgen.labels" .root | fromYaml -}}
+{{- $fixed := include "fastgen.selector" .root | fromYaml -}}
+{{- mergeOverwrite $own (deepCopy .more) $fixed | toYaml -}}
 {{- end -}}
 
 {{- define "fastgen.serviceAccount" -}}

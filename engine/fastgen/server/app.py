@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,11 +15,12 @@ from fastgen import logs
 from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError
 from fastgen.server import openapi, probes
-from fastgen.server.http import errors, request_context
+from fastgen.server.http import errors, host_check, request_context
 from fastgen.server.http.auth import OPEN_PATHS, KeyCheck, KeyRing
-from fastgen.server.http.body_limit import BodyLimit
+from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 from fastgen.server.http.connection import is_kept
 from fastgen.server.http.errors import APIError
+from fastgen.server.http.host_check import HostCheck
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
 from fastgen.server.openai import chat, completions, tokenization
@@ -63,7 +63,8 @@ def create_app(
     if steps is not None:
         endpoints.include_router(ui.router(steps))
     app: ASGIApp = endpoints
-    app = BodyLimit(app, max_bytes=config.max_body_size)
+    budget = BodyBudget(max(config.max_bodies_size, config.max_body_size))
+    app = BodyLimit(app, config.max_body_size, budget)
     app = OpenRequests(app, service.lifecycle, lambda error: _record_rejection(service, error))
     if keys:
         open_paths = OPEN_PATHS if steps is None else OPEN_PATHS | ui.STATIC_PATHS
@@ -76,13 +77,16 @@ def create_app(
             allow_headers=["*"],
             expose_headers=[request_context.HEADER, "Retry-After"],
         )
+    if config.allowed_hosts != host_check.AUTO or not keys:
+        app = HostCheck(app, config.allowed_hosts, lambda error: _record_rejection(service, error))
     if tracer is not None:
         app = Traces(app, tracer)
     return RequestContexts(app)
 
 
 def _endpoints(service: Service) -> FastAPI:
-    app = FastAPI(title="FastGen", version=VERSION)
+    # The pages of FastAPI load scripts of another site.
+    app = FastAPI(title="FastGen", version=VERSION, docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.check_large_body = service.check_large_body
     for module in (completions, chat, responses, embeddings, rerank, tokenization, probes):
@@ -98,7 +102,7 @@ def _endpoints(service: Service) -> FastAPI:
             _record_rejection(service, error)
         return error.response()
 
-    for kind in (APIError, RequestError, RequestValidationError, HTTPException, Exception):
+    for kind in (APIError, RequestError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)
     return app
 

@@ -29,11 +29,14 @@ from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.connection import CLOSE, Connection, connection_class
+from fastgen.server.http.host_check import is_loopback
 from fastgen.server.http.listening import allow_many_connections, listen
+from fastgen.server.http.off_loop import prefer_event_loop
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.server.processes import APIProcessError, APIProcesses
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.grammars import GrammarChecker
+from fastgen.server.serving.held_memory import HeldMemory
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.metrics_exchange import MetricsExchange
@@ -170,12 +173,12 @@ class Server:
         )
         self._service = Service(
             names,
-            self.engine_config.model,
             self._lifecycle,
             self._metrics,
             self.server_config.max_queued_requests,
             self.server_config.trust_request_chat_template,
             self.server_config.cache_isolation,
+            HeldMemory(2 * self.server_config.max_bodies_size),
         )
         self._steps = StepFeed() if self.server_config.ui else None
         self._stop_requested = asyncio.Event()
@@ -244,6 +247,7 @@ class Server:
         try:
             if self._is_first:
                 self._metrics.describe(engine.info, VERSION)
+            prefer_event_loop()
             self._lifecycle.begin_serving(model)
             if self._is_first:
                 self._announce(engine)
@@ -370,6 +374,12 @@ class Server:
             info.max_sequences,
             info.max_model_length,
         )
+        if not self.keys and not is_loopback(host):
+            log.warning(
+                "no API key is configured: whoever can reach port %d may use the server; set --api-key-file or "
+                "FASTGEN_API_KEY, or listen on --host 127.0.0.1",
+                port,
+            )
         if self._task.name != "generate":
             log.info("this server %s", self._task.description)
         if self._defaults:

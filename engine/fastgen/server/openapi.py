@@ -36,13 +36,15 @@ _STREAMED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses
 _ERRORS = {
     "400": "A field has an invalid value; `param` names it.",
     "401": "The API key is missing or invalid.",
+    "403": "The Host header names another host.",
     "404": "The model is not served here, or for another task.",
     "408": "The request was not received in time, or its `timeout` passed before the first token.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
     "429": "The queue is full; retry after Retry-After seconds.",
     "431": "The request line and headers are too large.",
     "500": "The engine died during the request.",
-    "503": "The server is loading or draining, or its engine is dead; retry after Retry-After seconds.",
+    "503": "The server is loading, draining or out of memory, or its engine is dead; retry after Retry-After seconds.",
 }
 
 

@@ -98,4 +98,4 @@ async def model(name: str, request: Request) -> Response:
 def _card(service: Service, name: str) -> ModelCard:
     model = service.lifecycle.model()
     length = model.engine.info.max_model_length
-    return ModelCard(name, service.created, service.root, length, dict(model.generation_defaults))
+    return ModelCard(name, service.created, service.names[0], length, dict(model.generation_defaults))

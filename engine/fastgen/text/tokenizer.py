@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,18 +101,11 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_unlocked(
-        self, texts: Sequence[str], *, add_special_tokens: bool, cancelled: threading.Event
-    ) -> list[list[int]]:
-        """Encode several texts like `encode`, with the interpreter lock released. Stops early when cancelled."""
+    def encode_unlocked(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Encode several texts like `encode`, with the interpreter lock released."""
         # tokenizers releases the interpreter lock only in batches. A batch of several texts would use all cores, which
         # belong to the engine, so each batch has one text.
-        encoded = []
-        for text in texts:
-            if cancelled.is_set():
-                break
-            encoded.append(self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
-        return encoded
+        return [self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids for text in texts]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD."""

@@ -122,8 +122,8 @@ class Schedule(ApiModel):
             "Europe/Berlin: correct it",
         ),
     )
-    """IANA time zone of start and end. A start within the hour that is skipped when daylight saving time begins applies
-    at the end of that hour; one within the hour that is repeated applies the first time."""
+    """IANA time zone of start and end. Defaults to UTC. A start within the hour that is skipped when daylight saving
+    time begins applies at the end of that hour; one within the hour that is repeated applies the first time."""
     min_replicas: int = Field(ge=1, le=1000)
     """Lower bound for the number of replicas while the schedule is active. The largest of all active schedules and
     spec.autoscaling.minReplicas applies."""

@@ -92,7 +92,12 @@ def _root_schema() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": {**structural(Spec), "description": "Desired state of the FastGenDeployment."},
-            "status": {**structural(Status), "description": "Observed state of the FastGenDeployment."},
+            "status": {
+                **structural(Status),
+                "description": "Observed state of the FastGenDeployment.",
+                # Before the operator's first status, Flux and others would take a resource without one for ready.
+                "default": {"observedGeneration": 0},
+            },
         },
         "x-kubernetes-validations": [
             {
@@ -114,7 +119,7 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
     return _convert(schema, schema.get("$defs", {}))
 
 
-def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _convert(node: dict[str, Any], definitions: dict[str, Any], *, in_list: bool = False) -> dict[str, Any]:
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[1]]
         node = {**target, **{word: value for word, value in node.items() if word != "$ref"}}
@@ -122,7 +127,7 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if len(options) == 1:
         # `X | None` is an optional field. Its null default is dropped: an unset field is absent from the resource.
         rest = {word: value for word, value in node.items() if word not in ("anyOf", "default")}
-        node = {**_convert(options[0], definitions), **rest}
+        node = {**_convert(options[0], definitions, in_list=in_list), **rest}
     schema: dict[str, Any] = {word: node[word] for word in _KEPT if word in node}
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
@@ -130,14 +135,19 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if "const" in node:
         schema["enum"] = [node["const"]]
     if "properties" in node:
-        schema["properties"] = {name: _convert(child, definitions) for name, child in node["properties"].items()}
+        schema["properties"] = {
+            name: _convert(child, definitions, in_list=in_list) for name, child in node["properties"].items()
+        }
     if "items" in node:
-        schema["items"] = _convert(node["items"], definitions)
+        schema["items"] = _convert(node["items"], definitions, in_list=True)
     if isinstance(node.get("additionalProperties"), dict):
         schema["additionalProperties"] = _convert(node["additionalProperties"], definitions)
     default = schema.get("default")
-    if default is None:
+    if default is None or in_list:
+        # kubectl apply and Argo CD compare lists as a whole: with defaults in their items, they would see a change for
+        # ever. The operator has the same defaults.
         schema.pop("default", None)
+        return schema
     if isinstance(default, (dict, list)):
         # An empty list or map equals an absent one. An object's default holds the defaults of all its fields, because
         # the API server validates the default against the CEL rules as written.

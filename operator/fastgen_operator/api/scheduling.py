@@ -15,7 +15,7 @@ class Toleration(ApiModel):
     key: ShortText | None = None
     """Key of the tolerated taint. If unset, all keys match."""
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How the taint's value is compared. Exists matches every value."""
+    """How the taint's value is compared. Exists matches every value. Defaults to Equal."""
     value: str | None = Field(default=None, max_length=253)
     """Value of the tolerated taint, for the operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -31,9 +31,10 @@ class TopologySpread(ApiModel):
     topology_key: ShortText
     """Node label whose values define the topology domains, for example topology.kubernetes.io/zone."""
     max_skew: int = Field(default=1, ge=1, le=1000)
-    """Maximum difference between the numbers of pods in any two topology domains."""
+    """Maximum difference between the numbers of pods in any two topology domains. Defaults to 1."""
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "DoNotSchedule"
-    """What to do with a pod that would exceed maxSkew: leave it pending, or schedule it anyway."""
+    """What to do with a pod that would exceed maxSkew: leave it pending, or schedule it anyway.
+    Defaults to DoNotSchedule."""
 
 
 class Scheduling(ApiModel):

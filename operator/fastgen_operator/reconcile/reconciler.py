@@ -28,9 +28,17 @@ from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.nodes import Nodes
 from fastgen_operator.reconcile.observe import needs_reconciles, observe
+from fastgen_operator.reconcile.older_crd import DroppedFields
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
-from fastgen_operator.status.status import build_status, scaling_notice, schedule_notice, shows_ready, transition_notice
+from fastgen_operator.status.status import (
+    Notice,
+    build_status,
+    scaling_notice,
+    schedule_notice,
+    shows_ready,
+    transition_notice,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +55,7 @@ class _Memory:
     def __init__(self, client: KubeClient, now: Callable[[], datetime]) -> None:
         self.failing_since: datetime | None = None
         self.due: datetime | None = None
+        self.sent: dict[str, Any] | None = None
         self.settled = Settled()
         self.pod_events = PodEvents(client)
         self.recorder = Recorder(client)
@@ -75,6 +84,7 @@ class Reconciler:
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
     nodes: Nodes = field(init=False)
+    dropped: DroppedFields = field(default_factory=DroppedFields)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -259,12 +269,19 @@ class Reconciler:
         """
         shown = [(condition["type"], condition["status"], condition["reason"]) for condition in status["conditions"]]
         self.metrics.set_conditions(observed.key, shown)
-        if status == observed.resource.get("status"):
+        kept = self.dropped.kept(status, self.now())
+        if kept == observed.resource.get("status"):
             return False
-        notices = [make(observed.resource, status) for make in (schedule_notice, scaling_notice, transition_notice)]
-        if self.client.patch_status(observed.resource, status) is None:
+        # Events are for changes: what is not stored would be new each time.
+        before = observed.resource if kept is status else {**observed.resource, "status": memory.sent or status}
+        notices = [make(before, status) for make in (schedule_notice, scaling_notice, transition_notice)]
+        if (live := self.client.patch_status(observed.resource, status)) is None:
             logger.debug("%s/%s: deleted during its reconcile", *observed.key)
             return True
+        memory.sent = status
+        if dropped := self.dropped.learn(status, live.get("status", {}), self.now()):
+            words = f"the CRD lacks {', '.join(dropped)}: apply the CRD that belongs to this operator"
+            notices.append(Notice("Warning", "OlderCRD", words))
         for notice in filter(None, notices):
             logger.info("%s/%s: %s: %s", *observed.key, notice.reason, notice.message)
             memory.recorder.record(observed.resource, notice, self.now())

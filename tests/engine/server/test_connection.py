@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from typing import Any, cast
 
 import pytest
@@ -10,6 +12,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from engine.server.scripted_prompts import prompt_for
+from engine.server.serving import Serving
+from fastgen.server.http import connection
 from fastgen.server.http.connection import BodyWriter, Connection, body_writer, connection_class
 
 
@@ -18,37 +23,55 @@ class Transport:
 
     def __init__(self) -> None:
         self.written = b""
+        self._is_closing = False
 
     def write(self, data: bytes) -> None:
         self.written += data
 
     def is_closing(self) -> bool:
-        return False
+        return self._is_closing
 
     def close(self) -> None:
+        self._is_closing = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
         pass
 
     def get_extra_info(self, _name: str, default: object = None) -> object:
         return default
 
 
-class Served:
-    """A connection whose only request is answered by the test."""
+POST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n"
 
-    def __init__(self) -> None:
+
+class Served:
+    """A connection whose requests are answered by the test.
+
+    Those with the same `config` and `state` belong to one server.
+    """
+
+    def __init__(
+        self, sent: bytes = POST, config: uvicorn.Config | None = None, state: ServerState | None = None
+    ) -> None:
         async def app(scope: Scope, _receive: Receive, send: Send) -> None:
-            self.requests.put_nowait((body_writer(scope), send))
+            self.opened = body_writer(scope), send
+            self.requests.put_nowait(self.opened)
             await self.end.wait()
 
         self.requests: asyncio.Queue[tuple[BodyWriter, Send]] = asyncio.Queue()
         self.end = asyncio.Event()
         self.transport = Transport()
-        config = uvicorn.Config(cast(Any, app), http=connection_class(60.0), log_config=None, lifespan="off")
-        config.load()
+        if config is None:
+            config = uvicorn.Config(cast(Any, app), http=connection_class(60.0), log_config=None, lifespan="off")
+            config.load()
+        self.config, self.state = config, state or ServerState()
         protocol = cast(Any, config.http_protocol_class)
-        self.connection: Connection = protocol(config=config, server_state=ServerState(), app_state={})
+        self.connection: Connection = protocol(config=config, server_state=self.state, app_state={})
         self.connection.connection_made(cast(Any, self.transport))
-        self.connection.data_received(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n")
+        self.connection.data_received(sent)
 
 
 async def test_parts_of_a_body_are_chunks_between_the_head_and_the_end() -> None:
@@ -93,3 +116,117 @@ async def test_nothing_is_written_after_a_disconnect() -> None:
     await writer.drain()
     assert served.transport.written == b""
     served.end.set()
+
+
+async def test_an_http_1_0_client_gets_a_body_that_ends_with_the_connection() -> None:
+    served = Served(b"POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n")
+    writer, send = await served.requests.get()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    writer.write(b"one")
+    await send({"type": "http.response.body", "body": b"two", "more_body": True})
+    await send({"type": "http.response.body", "body": b"end", "more_body": False})
+    head, _, body = served.transport.written.partition(b"\r\n\r\n")
+    assert body == b"onetwoend"
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    assert served.transport.is_closing()
+    served.end.set()
+
+
+async def test_an_http_1_0_client_gets_a_length_if_it_is_known() -> None:
+    served = Served(b"GET / HTTP/1.0\r\nExpect: 100-continue\r\n\r\n")
+    _, send = await served.requests.get()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+    await send({"type": "http.response.body", "body": b"one", "more_body": False})
+    head, _, body = served.transport.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), "HTTP/1.0 knows no 100 Continue"
+    assert (body, b"content-length: 3" in head, served.transport.is_closing()) == (b"one", True, True)
+    served.end.set()
+
+
+def chunked(*pieces: bytes) -> bytes:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"a: b\r\n" * 100, b"a" * 1000],
+    ids=["headers after the body", "a header after the body"],
+)
+async def test_what_follows_a_body_is_limited(endless: bytes) -> None:
+    served = Served(chunked(b"{}") + b"0\r\n")
+    await served.requests.get()
+    for _ in range(1000):
+        served.connection.data_received(endless)
+    assert served.transport.written.startswith(b"HTTP/1.1 431")
+    assert served.transport.is_closing()
+    assert len(served.connection.headers) == 2, "they are not kept"
+    served.end.set()
+
+
+async def test_an_endless_extension_of_a_chunk_is_rejected() -> None:
+    served = Served(chunked() + b"1;")
+    await served.requests.get()
+    for _ in range(100):
+        served.connection.data_received(b"a" * 1000)
+    assert served.transport.written.startswith(b"HTTP/1.1 431")
+    served.end.set()
+
+
+async def test_a_body_in_tiny_chunks_is_received() -> None:
+    served = Served(chunked(*[b"a"] * 50_000) + b"0\r\nA: b\r\n\r\n")
+    await served.requests.get()
+    assert bytes(served.connection.cycle.body) == b"a" * 50_000
+    assert not served.connection.cycle.more_body
+    served.end.set()
+
+
+async def test_the_number_of_headers_is_limited() -> None:
+    served = Served(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 300 + b"\r\n")
+    assert served.transport.written.startswith(b"HTTP/1.1 431")
+    assert b"more than 256 headers" in served.transport.written
+    served.end.set()
+
+
+async def test_requests_that_wait_for_earlier_responses_are_limited() -> None:
+    served = Served(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 60)
+    assert len(served.connection.pipeline) == 59
+    served.connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 10_000)
+    assert served.transport.is_closing()
+    assert len(served.connection.pipeline) <= 64
+    assert served.transport.written == b"", "an error would be taken for the first response"
+    served.end.set()
+
+
+async def test_the_connection_that_waits_longest_is_closed_if_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_MOST_CONNECTIONS", 3)
+    busy = Served()
+    await busy.requests.get()
+    idle = [Served(b"", busy.config, busy.state) for _ in range(2)]
+    assert not any(other.transport.is_closing() for other in idle)
+    half = Served(b"GET / HTTP/1.1\r\nHost:", busy.config, busy.state)
+    assert [other.transport.is_closing() for other in (busy, *idle, half)] == [False, True, False, False]
+    idle[0].connection.connection_lost(None)
+    _, send = busy.opened
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    assert list(busy.connection.waiting) == [idle[1].connection, half.connection, busy.connection]
+    busy.end.set()
+
+
+def test_a_stream_to_an_http_1_0_client_is_not_chunked(scripted: Serving) -> None:
+    body = json.dumps({"prompt": prompt_for("one two three"), "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=20) as client:
+        client.sendall(head.encode() + body)
+        with client.makefile("rb") as answer:  # until the server closes
+            received = answer.read()
+    fields, _, events = received.partition(b"\r\n\r\n")
+    assert b"chunked" not in fields
+    lines = [line for line in events.decode().split("\n") if line]
+    assert all(line.startswith("data: {") for line in lines[:-1])
+    assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]) == "one two three"
+    assert lines[-1] == "data: [DONE]"

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 
 from engine.server.serving import Serving
-from fastgen.server.http import body_limit
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.text.tokenizer import Tokenizer
 
@@ -53,43 +52,44 @@ async def test_bad_words_are_encoded_off_the_event_loop(smollm2: Tokenizer) -> N
     assert await longest_block(lambda: encode_bad_words(words, smollm2)) < MAX_BLOCKED_SHARE
 
 
-async def test_encoding_stops_between_two_texts_when_the_client_leaves(smollm2: Tokenizer) -> None:
-    begun, ended = threading.Event(), threading.Event()
+class Paused:
+    """A tokenizer that encodes nothing until it is released, and records the texts of each group."""
 
-    class Slow:
-        def encode_unlocked(self, _texts: list[str], *, cancelled: threading.Event, **_others: bool) -> list[list[int]]:
-            begun.set()
-            if cancelled.wait(20):
-                ended.set()
-            return []
+    def __init__(self) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+        self.groups: list[list[str]] = []
 
-    encoding = asyncio.create_task(encode(cast(Tokenizer, Slow()), ["a" * 5000, "b"], add_special_tokens=True))
-    assert await asyncio.to_thread(begun.wait, 10)
+    def encode_unlocked(self, texts: list[str], **_others: bool) -> list[list[int]]:
+        self.groups.append(texts)
+        self.begun.set()
+        self.released.wait(20)
+        return [[len(text)] for text in texts]
+
+
+async def test_encoding_stops_between_two_groups_when_the_client_leaves() -> None:
+    slow = Paused()
+    encoding = asyncio.create_task(encode(cast(Tokenizer, slow), ["a" * 50_000, "b" * 50_000], add_special_tokens=True))
+    assert await asyncio.to_thread(slow.begun.wait, 10)
     encoding.cancel()
     await asyncio.gather(encoding, return_exceptions=True)
-    assert await asyncio.to_thread(ended.wait, 10)
-    assert smollm2.encode_unlocked(["a", "b"], add_special_tokens=True, cancelled=ended) == []
+    slow.released.set()
+    later = Paused()
+    later.released.set()
+    assert await encode(cast(Tokenizer, later), ["c" * 5000, "d"], add_special_tokens=True) == [[5000], [1]]
+    assert [len(group) for group in slow.groups] == [1]
 
 
-async def test_only_large_bodies_are_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[bool] = []
-
-    def parse(body: bytes) -> int:
-        threads.append(threading.current_thread() is not threading.main_thread())
-        return len(body)
-
-    monkeypatch.setattr(body_limit, "parse", parse)
-
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": b"[" + b" " * (size - 2) + b"]", "more_body": False}
-
-    for size in (100, body_limit._LARGE_BODY + 1):
-        assert await body_limit._JSONRequest({"type": "http"}, receive).json() == size
-    assert threads == [False, True]
-
-
-def test_probes_respond_while_a_million_prompts_are_rejected(scripted: Serving) -> None:
-    assert statuses_while_probed(scripted, "/v1/completions", {"prompt": [[1]] * 1_000_000}) == [400]
+async def test_a_short_text_does_not_wait_for_long_ones() -> None:
+    slow, quick = Paused(), Paused()
+    quick.released.set()
+    long = [
+        asyncio.create_task(encode(cast(Tokenizer, slow), ["a" * 100_000], add_special_tokens=True)) for _ in range(3)
+    ]
+    assert await asyncio.to_thread(slow.begun.wait, 10)
+    assert await encode(cast(Tokenizer, quick), ["b" * 5000], add_special_tokens=True) == [[5000]]
+    assert len(slow.groups) == 1, "long texts take turns, so that the engine keeps its cores"
+    slow.released.set()
+    await asyncio.gather(*long)
 
 
 @pytest.mark.parametrize(
@@ -97,20 +97,10 @@ def test_probes_respond_while_a_million_prompts_are_rejected(scripted: Serving) 
     [("/v1/completions", "prompt", False), ("/v1/completions", "prompt", True), ("/detokenize", "tokens", False)],
     ids=["prompt", "nested prompt", "tokens"],
 )
-def test_a_list_of_millions_of_tokens_is_rejected_by_its_length(
+def test_a_list_of_too_many_tokens_is_rejected_by_its_length(
     scripted: Serving, path: str, field: str, nested: bool
 ) -> None:
-    tokens = [1] * 3_000_000
+    tokens = [1] * 900_000
     response = scripted.post(path, {field: [tokens] if nested else tokens})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == (f"{field}: 3000000 tokens; the model takes at most 512; send fewer")
-
-
-def statuses_while_probed(scripted: Serving, path: str, body: object) -> list[int]:
-    """Return the status of a request during which the server responds to probes."""
-    statuses: list[int] = []
-    sender = threading.Thread(target=lambda: statuses.append(scripted.post(path, body).status_code))
-    sender.start()
-    while sender.is_alive():
-        assert scripted.get("/health").status_code == 200  # raises after ten seconds
-    return statuses
+    assert response.json()["error"]["message"] == (f"{field}: 900000 tokens; the model takes at most 512; send fewer")

@@ -1,35 +1,117 @@
-"""Limits on request bodies: size and JSON nesting."""
+"""Limits on the bytes of request bodies: of each one, and of all that a process holds."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from typing import Any
 
-import msgspec
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastgen.server.http.request_context import current
-from fastgen.server.http.sse import CLIENT_CLOSED_REQUEST
+from fastgen.server.http.errors import APIError
 
-# JSON schemas and tools nest a few dozen levels; a thousand would exhaust Python's stack in later code.
-MAX_LEVELS = 100
-# Bytes. Parsing this much takes about as long as handing it to a thread.
-_LARGE_BODY = 1 << 18
+# Bodies up to this size are received whatever the others hold. The number of connections bounds what they add.
+SMALL_BYTES = 1 << 16
+# Bodies that arrive slowly are rejected within a minute, and most requests end within seconds.
+_RETRY_SECONDS = 5
+
+
+class BodyBudget:
+    """Bounds the bytes of all bodies that are being received or served.
+
+    Beyond the bound, the largest bodies that have not arrived in full are rejected, except small ones. So a client with
+    large unfinished bodies does not keep others out.
+
+    Args:
+        max_bytes: of all bodies together, except small ones.
+
+    Attributes:
+        num_bytes: what all bodies hold now.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._arriving: set[HeldBody] = set()
+        self.num_bytes = 0
+
+    def add(self, body: HeldBody, num_bytes: int) -> None:
+        """Count further bytes of a body that is arriving; reject bodies if they are too many."""
+        body.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        self._arriving.add(body)
+        while self.num_bytes > self._max_bytes and self._arriving:
+            largest = max(self._arriving, key=lambda arriving: arriving.num_bytes)
+            if largest.num_bytes <= SMALL_BYTES:
+                break
+            self.remove(largest)
+            largest.reject()
+
+    def complete(self, body: HeldBody) -> None:
+        """Record that a body has arrived. Its bytes count until it is removed."""
+        self._arriving.discard(body)
+
+    def remove(self, body: HeldBody) -> None:
+        """Forget a body that was rejected or whose response has ended."""
+        self._arriving.discard(body)
+        self.num_bytes -= body.num_bytes
+        body.num_bytes = 0
+
+
+class HeldBody:
+    """The bytes that the server holds of one request's body.
+
+    Attributes:
+        num_bytes: counted by the budget.
+        is_complete: whether the whole body has arrived.
+    """
+
+    __slots__ = ("_rejected", "is_complete", "num_bytes")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.is_complete = False
+        self._rejected = asyncio.Event()
+
+    def reject(self) -> None:
+        """Make `check` fail, and `next_message` return."""
+        self._rejected.set()
+
+    def check(self) -> None:
+        """Raise APIError 503 if the body has been rejected."""
+        if self._rejected.is_set():
+            raise APIError(
+                503,
+                "the bodies of all requests together are too large; try again later, or send a smaller one",
+                code="bodies_too_large",
+                retry_after=_RETRY_SECONDS,
+            )
+
+    async def next_message(self, receive: Receive) -> Message:
+        """Return the next message of the request.
+
+        Raises:
+            APIError: 503 if the body has been rejected.
+        """
+        if self.is_complete or not self.num_bytes:
+            return await receive()
+        receiving = asyncio.ensure_future(receive())
+        rejected = asyncio.ensure_future(self._rejected.wait())
+        try:
+            await asyncio.wait((receiving, rejected), return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            rejected.cancel()
 
 
 class BodyLimit:
-    """Middleware that rejects a body larger than `max_bytes` with 413 as soon as its size is known."""
+    """Middleware that rejects a body larger than `max_bytes` with 413, and one that the budget rejects with 503."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, budget: BodyBudget) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request, counting the bytes of its body."""
@@ -38,85 +120,29 @@ class BodyLimit:
             return
         declared = Headers(scope=scope).get("content-length", "")
         too_large = declared.isdecimal() and int(declared[:20]) > self._max_bytes
-        num_bytes = 0
+        held = HeldBody()
 
         async def counted() -> Message:
-            nonlocal num_bytes
-            message = {"type": "http.request"} if too_large else await receive()
-            num_bytes += len(message.get("body", b""))
-            if too_large or num_bytes > self._max_bytes:
-                limit = self._max_bytes
-                size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
-                raise HTTPException(413, f"the body is larger than {size}; send a smaller one")
+            if too_large:
+                raise self._too_large()
+            message = await held.next_message(receive)
+            if message["type"] == "http.request" and not held.is_complete:
+                num_bytes = len(message.get("body", b""))
+                if held.num_bytes + num_bytes > self._max_bytes:
+                    raise self._too_large()
+                self._budget.add(held, num_bytes)
+                held.check()
+                if not message.get("more_body", False):
+                    held.is_complete = True
+                    self._budget.complete(held)
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._budget.remove(held)
 
-
-class JSONRoute(APIRoute):
-    """A route whose body must be strict JSON, nested no deeper than `MAX_LEVELS`.
-
-    The standard library's parser accepts NaN, lone surrogates and deep nesting, on which later code fails.
-
-    A large body is first given to the application's `state.check_large_body`, which may reject it unparsed.
-    """
-
-    def get_route_handler(self) -> Any:
-        """Return FastAPI's handler with strict JSON parsing."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            parsed = _JSONRequest(request.scope, request.receive)
-            try:
-                body = await parsed.body()
-            except ClientDisconnect:
-                return Response(status_code=CLIENT_CLOSED_REQUEST)
-            current().arrival = time.monotonic()
-            if len(body) > _LARGE_BODY:
-                request.app.state.check_large_body(body)
-            return await handler(parsed)
-
-        return handle
-
-
-class _JSONRequest(Request):
-    async def json(self) -> Any:
-        """Parse the body; a large one in a thread.
-
-        Raises:
-            JSONDecodeError: if it is not JSON or nested too deeply. FastAPI turns it into a 400.
-        """
-        body = await self.body()
-        return parse(body) if len(body) <= _LARGE_BODY else await asyncio.to_thread(parse, body)
-
-
-def parse(body: bytes) -> Any:
-    """Parse strict JSON.
-
-    Raises:
-        JSONDecodeError: if it is not JSON or nested too deeply.
-    """
-    too_deep = f"nested deeper than {MAX_LEVELS} levels"
-    try:
-        value = msgspec.json.decode(body)
-    except RecursionError:
-        raise json.JSONDecodeError(too_deep, "", 0) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise json.JSONDecodeError(str(error), "", 0) from None
-    # Fast path: few bodies have more brackets than the allowed depth.
-    if body.count(b"[") + body.count(b"{") > MAX_LEVELS and _num_levels(value) > MAX_LEVELS:
-        raise json.JSONDecodeError(too_deep, "", 0)
-    return value
-
-
-def _num_levels(value: Any) -> int:
-    levels, containers = 0, [value]
-    while containers:
-        levels += 1
-        containers = [
-            inner
-            for container in containers
-            for inner in (container.values() if isinstance(container, dict) else container)
-            if isinstance(inner, dict | list)
-        ]
-    return levels
+    def _too_large(self) -> HTTPException:
+        limit = self._max_bytes
+        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+        return HTTPException(413, f"the body is larger than {size}; send a smaller one")

@@ -1,14 +1,15 @@
 """An HTTP connection on top of uvicorn's.
 
-It limits the size of a request's head and the time a request takes to arrive, closes connections during a drain, and
-lets a response write its body to the transport directly.
+It limits what a client can make the server keep before a request is served: the size of its head, the time that it
+takes to arrive, the requests that wait for the response before theirs, and the number of connections. It closes
+connections during a drain, and lets a response write its body to the transport directly.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from httptools import HttpParserError
 from starlette.types import Scope
@@ -18,6 +19,12 @@ from fastgen.server.http.errors import APIError
 
 # Request line and headers together: the largest limit among common proxies.
 MAX_HEAD_BYTES = 64 << 10
+# A header takes ten times its bytes.
+_MOST_HEADERS = 256
+# Requests that a connection may have sent before it gets the response to an earlier one.
+_MOST_PIPELINED = 64
+# A connection takes up to 100 KB while its request arrives.
+_MOST_CONNECTIONS = 4096
 CLOSE = (b"connection", b"close")
 _KEPT = "kept_connection"
 # Name of the ASGI extension that is a response's BodyWriter.
@@ -49,8 +56,9 @@ class BodyWriter:
         """
         cycle = self._cycle
         if part and not cycle.disconnected:  # an empty part would end the body
-            assert cycle.chunked_encoding, "the response has not begun, or has a Content-Length"
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+            is_open = cycle.chunked_encoding or getattr(cycle, "ends_by_closing", False)
+            assert is_open, "the response has not begun, or has a Content-Length"
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
 
     def on_writable(self, callback: Callable[[], object] | None) -> None:
         """Call `callback` whenever a client that did not read reads again."""
@@ -66,14 +74,39 @@ def body_writer(scope: Scope) -> BodyWriter:
     return cast(BodyWriter, scope["extensions"][BODY_WRITER])
 
 
+class _UnchunkedCycle(RequestResponseCycle):
+    """The response to an HTTP/1.0 client, which knows no chunks.
+
+    Without a Content-Length, it ends when the connection is closed.
+    """
+
+    ends_by_closing = False
+
+    async def send(self, message: Any) -> None:
+        """Send a part of the response."""
+        if message["type"] == "http.response.start":
+            self.ends_by_closing = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self.ends_by_closing:
+                self.chunked_encoding = False
+        elif self.ends_by_closing:
+            self.expected_content_length = len(message.get("body", b""))  # as much as this part has
+        await super().send(message)
+
+
 class Connection(HttpToolsProtocol):
-    """Rejects invalid HTTP, oversized heads and slow requests with an OpenAI error, then closes."""
+    """Rejects invalid HTTP, oversized heads and slow requests with an OpenAI error, then closes.
+
+    Attributes:
+        read_seconds: most time in which a request must arrive.
+        waiting: connections of the server without a request in progress, the one that has waited longest first.
+    """
 
     read_seconds = 60.0
+    waiting: dict[Connection, None]
     _timer: asyncio.TimerHandle | None = None
     _error: APIError | None = None
     _reading_head = True
-    _head_bytes = 0
+    _pending_bytes = 0  # since the end of a head, or a piece of a body
     _is_kept = False
     writable_callback: Callable[[], object] | None = None
 
@@ -97,24 +130,28 @@ class Connection(HttpToolsProtocol):
             self.cycle.default_headers = [*self.cycle.default_headers, CLOSE]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
-        """Start the timer for the first request."""
+        """Start the timer for the first request. Of too many connections, close the one that has waited longest."""
         super().connection_made(transport)
+        self.waiting[self] = None
         self._arm()
+        if len(self.connections) > _MOST_CONNECTIONS:
+            next(iter(self.waiting)).transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._disarm()
+        self.waiting.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client."""
         if self.transport.is_closing():
             return
-        # Counted here as well, because the parser buffers a whole header line before it reports it.
-        if self._reading_head:
-            self._head_bytes += len(data)
+        # Counted here as well, because the parser buffers a whole header line before it reports it. It does not report
+        # extensions of chunks at all.
+        self._pending_bytes += len(data)
         super().data_received(data)
-        if self._reading_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._pending_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._error = _head_too_large()
             self.send_400_response("")
 
@@ -127,21 +164,51 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self._arm()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Handle a header. Those that follow a body are ignored: the request is being served."""
+        if not self._reading_head:
+            return
+        if len(self.headers) == _MOST_HEADERS:
+            self._error = APIError(
+                431, f"the request has more than {_MOST_HEADERS} headers; send fewer", code="head_too_large"
+            )
+            raise HttpParserError("too many headers")
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Handle a complete request head."""
-        self._reading_head, self._head_bytes = False, 0
+        self._reading_head, self._pending_bytes = False, 0
+        self.waiting.pop(self, None)
+        if len(self.pipeline) == _MOST_PIPELINED:  # an error would be taken for the response to an earlier request
+            self.transport.close()
+            raise HttpParserError("too many requests before the response to the first one")
         size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._error = _head_too_large()
             raise HttpParserError("the head is too large")
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle
+            self.cycle.waiting_for_100_continue = False
         # The request's task, or that of the request before it, has not run yet.
         self.scope["extensions"] = {BODY_WRITER: cast(dict[object, object], BodyWriter(self))}
 
+    def on_body(self, body: bytes) -> None:
+        """Handle a piece of a request's body."""
+        self._pending_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """Handle a complete request."""
+        self._pending_bytes = 0
         self._disarm()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Handle the end of a response."""
+        super().on_response_complete()
+        if not self.pipeline and not self.transport.is_closing():
+            self.waiting[self] = None
 
     def resume_writing(self) -> None:
         """Handle that the client reads again."""
@@ -151,6 +218,8 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject the request; uvicorn calls this if the parser fails."""
+        if self.transport.is_closing():
+            return
         if self._response_started():  # an error now would corrupt the response
             self.transport.close()
             return
@@ -189,7 +258,7 @@ def is_kept(scope: Scope) -> bool:
 
 def connection_class(read_seconds: float) -> type[Connection]:
     """Return a Connection that must receive each request within `read_seconds` of its first byte."""
-    return type("Connection", (Connection,), {"read_seconds": read_seconds})
+    return type("Connection", (Connection,), {"read_seconds": read_seconds, "waiting": {}})
 
 
 def _head_too_large() -> APIError:

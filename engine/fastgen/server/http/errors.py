@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from fastapi import Response
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from fastgen.core.request import RequestError
@@ -72,8 +72,6 @@ def from_exception(error: Exception) -> APIError:
             return error
         case RequestError():
             return APIError(400, str(error), code="invalid_value", param=error.param)
-        case RequestValidationError():
-            return _from_validation_error(error)
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
             return APIError(error.status_code, str(error.detail), code=code)
@@ -82,15 +80,16 @@ def from_exception(error: Exception) -> APIError:
     )
 
 
-def _from_validation_error(error: RequestValidationError) -> APIError:
-    """Return the error for an invalid body; it names the first invalid field."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    param = ".".join(str(part) for part in first["loc"][1:])
+def invalid_json(message: str) -> APIError:
+    """Return the error for a body that is no JSON object."""
+    return APIError(400, message, code="invalid_json")
+
+
+def invalid_fields(error: ValidationError) -> APIError:
+    """Return the error for a body with invalid fields; it names the first one."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(map(str, first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     if not param:
-        return APIError(
-            400, f"the body must be a JSON object with Content-Type: application/json ({message})", code="invalid_json"
-        )
+        return invalid_json(f"the body must be a JSON object with Content-Type: application/json ({message})")
     return APIError(400, f"{param}: {message}", code="invalid_value", param=param)

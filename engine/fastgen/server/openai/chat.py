@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -10,8 +11,9 @@ from msgspec import UNSET, UnsetType
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
 from fastgen.core.request import Request as EngineRequest
-from fastgen.engine.request_output import OutputDelta
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.engine.request_output import OutputDelta, RequestOutput
+from fastgen.server.http.json_route import JSONRoute
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.chunk_events import ChunkEvents
@@ -29,6 +31,7 @@ from fastgen.server.openai.responses import (
 )
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.server.serving.encoding import encode_bad_words, encode_rendered
+from fastgen.server.serving.held_memory import most_logprob_tokens
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
@@ -62,9 +65,7 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
     service.check_chat_template(body.chat_template)
     with client_names(body.aliases):
         places = service.reserve(model, 1, body.num_choices)
-        tools = ToolUse.of(body, model)
-        prompt = render(body, model, tools)
-        reasoning = ReasoningUse.of(body, model, prompt)
+        tools, prompt, reasoning = await off_loop(_prepared, body, model)
         marks = (*(tools.format.marks if tools else ()), *(reasoning.format.marks if reasoning else ()))
         shown = model.tokenizer.special_ids_of(marks)
         text = body.text_rules(shown, (reasoning.format, reasoning.start) if reasoning else None)
@@ -74,6 +75,12 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> tup
         handler = service.handler(id_prefix, places, [engine_request], options)
     token_text = TokenText(model.tokenizer, bool(body.return_tokens_as_token_ids))
     return handler, ChoiceOptions(body, token_text, tools, reasoning)
+
+
+def _prepared(body: ChatRequest, model: ServedModel) -> tuple[ToolUse | None, str, ReasoningUse | None]:
+    tools = ToolUse.of(body, model)
+    prompt = render(body, model, tools)
+    return tools, prompt, ReasoningUse.of(body, model, prompt)
 
 
 def render(body: ChatRequest, model: ServedModel, tools: ToolUse | None) -> str:
@@ -150,7 +157,10 @@ async def _engine_request(body: ChatRequest, model: ServedModel, grammar: Gramma
     return body.prompt_request(
         tokens,
         model,
-        model.generation_defaults.get("max_tokens"),
+        min(
+            model.generation_defaults.get("max_tokens", math.inf),
+            most_logprob_tokens(body.num_logprobs, body.num_choices),
+        ),
         logprobs=body.num_logprobs,
         grammar=grammar,
         bad_words=await encode_bad_words(body.bad_words, model.tokenizer),
@@ -160,6 +170,10 @@ async def _engine_request(body: ChatRequest, model: ServedModel, grammar: Gramma
 async def _complete(handler: RequestHandler, name: str, options: ChoiceOptions) -> Response:
     with handler:
         outputs = await handler.finish()
+    return await off_loop(_response, handler, name, options, outputs)
+
+
+def _response(handler: RequestHandler, name: str, options: ChoiceOptions, outputs: list[RequestOutput]) -> Response:
     body, first = options.body, outputs[0]
     completion = ChatCompletion(
         handler.id,

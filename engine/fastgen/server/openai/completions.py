@@ -7,7 +7,8 @@ from msgspec import UNSET
 
 from fastgen.core.request import Request as EngineRequest
 from fastgen.engine.request_output import OutputDelta, RequestOutput
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.json_route import JSONRoute
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
@@ -21,6 +22,7 @@ from fastgen.server.openai.responses import (
     json_response,
 )
 from fastgen.server.serving.encoding import encode, encode_bad_words
+from fastgen.server.serving.held_memory import check_streamed_prompts
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
@@ -44,7 +46,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     )
     with client_names(body.aliases):
         places = service.reserve(model, len(body.prompt), body.num_candidates)
-        handler = service.handler("cmpl", places, await _engine_requests(body, model), options)
+        requests = await _engine_requests(body, model)
+        if body.stream:
+            check_streamed_prompts(requests)
+        handler = service.handler("cmpl", places, requests, options)
     if body.stream:
         return TokenStream(handler, _StreamEvents(handler, name, body, model.tokenizer))
     return await while_connected(request, _complete(handler, name, body, model.tokenizer))
@@ -79,6 +84,12 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
 async def _complete(handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer) -> Response:
     with handler:
         outputs = await handler.finish()
+    return await off_loop(_response, handler, name, body, tokenizer, outputs)
+
+
+def _response(
+    handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer, outputs: list[RequestOutput]
+) -> Response:
     choices = [
         _ChoiceWriter(index, body, tokenizer).write(output, output.as_delta()) for index, output in enumerate(outputs)
     ]

@@ -167,7 +167,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         """Return the most tokens to generate; `remaining` is the model's length minus the prompt."""
         if self.requested_tokens is not None:
             return self.requested_tokens
-        return max(1, remaining if default is None else min(int(default), remaining))
+        return max(1, remaining if default is None else int(min(default, remaining)))
 
     @property
     def requested_tokens(self) -> int | None:
@@ -206,7 +206,11 @@ class CompletionRequest(GenerationRequest):
     def aliases(self) -> dict[str, str]:
         """Field names of engine parameters that are named differently here."""
         names = {"deadline_seconds": "timeout"}
-        return names if self.prompt_logprobs is not None else {**names, "prompt_logprobs": "logprobs"}
+        if self.prompt_logprobs is None:
+            names["prompt_logprobs"] = "logprobs"
+        if self.logprobs is None:  # the best of several candidates is chosen by their logprobs
+            names["logprobs"] = "best_of"
+        return names
 
     def text_rules(
         self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
@@ -241,11 +245,11 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     # Whether functions without `strict` are strict, where the tool format can enforce it; so in /v1/responses.
     is_strict_by_default: ClassVar[bool] = False
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Integer | None = None
     logprobs: Boolean | None = None
     top_logprobs: Integer | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: Boolean | None = None
     chat_template_kwargs: dict[str, Any] | None = None

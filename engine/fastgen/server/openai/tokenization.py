@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
 from pydantic import BaseModel, Field
 
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.json_route import JSONRoute
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import render
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
@@ -31,7 +32,7 @@ _MOST_CHARACTERS = 1 << 20
 class TokenizeRequest(ChatRequest):
     """Body of /tokenize: a prompt, or the fields of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None  # type: ignore[assignment]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None  # type: ignore[assignment]
     prompt: String | None = None
     return_token_strs: Boolean | None = None
 
@@ -74,13 +75,17 @@ async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
     if body.prompt is not None:
         text, add_special_tokens = body.prompt, body.add_special_tokens is not False
     else:  # chat templates add special tokens themselves
-        text, add_special_tokens = render(body, model, ToolUse.of(body, model)), body.add_special_tokens is True
+        text, add_special_tokens = await off_loop(_rendered, body, model), body.add_special_tokens is True
     if len(text) > _MOST_CHARACTERS:
         model.prompt_size_limit.check(text, "prompt" if body.messages is None else "messages")
     guarded = None if body.messages is None else model.guarded
     tokens = await encode_rendered(model.tokenizer, guarded, text, "messages", add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
     return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
+
+
+def _rendered(body: TokenizeRequest, model: ServedModel) -> str:
+    return render(body, model, ToolUse.of(body, model))
 
 
 @router.post("/detokenize")

@@ -6,8 +6,8 @@ Text that cannot fit is rejected before it is encoded.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from fastgen.core.request import RequestError
@@ -17,6 +17,11 @@ from fastgen.text.vocabulary import Spelling
 
 # Encoding this many characters takes about as long as handing them to a thread.
 _INLINE_CHARACTERS = 4096
+# Encoding this many characters takes a few dozen milliseconds.
+_LONG_CHARACTERS = 1 << 16
+# Encoding occupies cores that belong to the engine and the event loop, so it gets two threads however many requests
+# arrive. One is for long texts, which others do not wait for.
+_SHORT, _LONG = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")
 # A normalizer may shrink the text: a composed character takes down to a third of the bytes of the decomposed one.
 _NORMALIZER_FACTOR = 4
 
@@ -51,17 +56,29 @@ class PromptSizeLimit:
 async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
     """Return the token ids of each text.
 
-    Long texts are encoded in a thread; a cancellation stops it between two.
+    Texts that are long together are encoded in threads; a cancellation stops it between two groups. Requests take turns
+    with groups of about `_LONG_CHARACTERS`, and longer texts have a thread of their own.
     """
     if sum(map(len, texts)) < _INLINE_CHARACTERS:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-    cancelled = threading.Event()
-    try:
-        return await asyncio.to_thread(
-            tokenizer.encode_unlocked, texts, add_special_tokens=add_special_tokens, cancelled=cancelled
-        )
-    finally:
-        cancelled.set()
+    loop, encoded = asyncio.get_running_loop(), list[list[int]]()
+    for group in _groups(texts):
+        thread = _LONG if sum(map(len, group)) > _LONG_CHARACTERS else _SHORT
+        encode_group = partial(tokenizer.encode_unlocked, group, add_special_tokens=add_special_tokens)
+        encoded += await loop.run_in_executor(thread, encode_group)
+    return encoded
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Divide texts into groups of at most `_LONG_CHARACTERS`, unless a text is longer."""
+    group, size = list[str](), 0
+    for text in texts:
+        if group and size + len(text) > _LONG_CHARACTERS:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    yield group
 
 
 async def encode_rendered(
@@ -84,7 +101,10 @@ async def encode_rendered(
         return tokens
     encode_marked = partial(guarded.encode, rendered, add_special_tokens=add_special_tokens)
     try:
-        return encode_marked() if len(rendered) < _INLINE_CHARACTERS else await asyncio.to_thread(encode_marked)
+        if len(rendered) < _INLINE_CHARACTERS:
+            return encode_marked()
+        thread = _LONG if len(rendered) > _LONG_CHARACTERS else _SHORT
+        return await asyncio.get_running_loop().run_in_executor(thread, encode_marked)
     except ValueError as error:
         raise RequestError(f"{param}: {error}", param) from None
 

@@ -17,6 +17,7 @@ from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
 from fastgen.server.serving.admission import admit
+from fastgen.server.serving.held_memory import HeldMemory, Holdings
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
@@ -24,6 +25,8 @@ from fastgen.server.serving.task import TaskName
 
 # Each generation takes a stream and a queue place.
 _MAX_GENERATIONS = 1024
+# Bytes; responses with more take long to write.
+_LARGE_HOLDINGS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +35,20 @@ class Service:
 
     Attributes:
         names: model names that requests may use; metrics carry the first one.
-        root: the model as it was given to the server.
         max_queued_requests: requests beyond this many waiting ones are rejected with 429.
         trust_request_chat_template: whether requests may bring their own chat template.
         cache_isolation: "key" if requests share cached prefixes only with requests of the same API key, else "none".
+        memory: what requests hold while they are open.
         created: start time in Unix seconds, reported for the model.
     """
 
     names: tuple[str, ...]
-    root: str
     lifecycle: Lifecycle
     metrics: Metrics
     max_queued_requests: int
     trust_request_chat_template: bool = False
     cache_isolation: str = "key"
+    memory: HeldMemory = field(default_factory=lambda: HeldMemory(1 << 29))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -93,7 +96,7 @@ class Service:
                 "chat_template",
             )
 
-    def check_large_body(self, body: bytes) -> None:
+    def check_large_body(self, body: bytes | bytearray) -> None:
         """Reject a large body with too many tokens or prompts before it is parsed.
 
         Its commas and brackets are counted.
@@ -166,11 +169,13 @@ class Service:
             options: how the outputs become choices.
 
         Raises:
-            RequestError: if the model cannot serve one of them.
+            RequestError: if the model cannot serve one of them, or they may hold too much memory.
+            APIError: 503 if all requests together would hold too much.
         """
         info = places.model.engine.info
         for request in requests:
             request.check(info.max_model_length, info.vocabulary_size)
+        self._hold(Holdings.of(requests, options.num_candidates))
         ids, context = iter(places.ids), current()
         # Digests have one length, so no salt of a client equals the salt of another key.
         tenant = context.key_digest or "" if self.cache_isolation == "key" else ""
@@ -189,6 +194,14 @@ class Service:
         return RequestHandler(
             f"{id_prefix}-{context.id}", places.model, self.metrics, candidates, options, context.arrival
         )
+
+    def _hold(self, holdings: Holdings) -> None:
+        """Count what the current request holds until it ends."""
+        holdings.check()
+        self.memory.take(holdings.num_bytes)
+        context = current()
+        context.on_end.callback(self.memory.release, holdings.num_bytes)
+        context.is_large = context.is_large or holdings.num_bytes > _LARGE_HOLDINGS
 
 
 @dataclass(frozen=True, slots=True)

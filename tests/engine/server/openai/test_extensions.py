@@ -12,7 +12,6 @@ import pytest
 from engine.server.openai_types import check_chat, check_completion, events
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving, serving, wait_until
-from support.demo_weights import demo_model
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -178,13 +177,16 @@ def test_a_request_may_bring_its_chat_template_if_the_server_allows_it(tmp_path:
 
 def test_a_model_names_its_source_and_length(scripted: Serving) -> None:
     card = scripted.get("/v1/models").json()["data"][0]
-    assert (card["root"], card["max_model_len"], card["parent"]) == (str(demo_model()), 512, None)
+    assert (card["root"], card["max_model_len"], card["parent"]) == ("smollm2", 512, None)
 
 
 def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:
     assert scripted.get("/load").json() == {"server_load": 0}
     with socket.create_connection(("127.0.0.1", scripted.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")  # no body yet
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        )
+        connection.sendall(head)  # no body yet
         wait_until(lambda: scripted.get("/load").json() == {"server_load": 1}, "the request to count")
     wait_until(lambda: scripted.get("/load").json() == {"server_load": 0}, "the request to end")
 

@@ -177,7 +177,7 @@ async def streamed(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, die
             reasoning_format("auto", tokenizer),
         )
     )
-    service = Service(("m",), "m", lifecycle, metrics, 8)
+    service = Service(("m",), lifecycle, metrics, 8)
     app, client = create_app(service, ServerConfig(), KeyRing(None, {}), None), Client({**body, "stream": True})
     scope = {
         "type": "http",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from types import SimpleNamespace
 
@@ -47,12 +46,12 @@ def test_tokenize_rejects_texts_that_would_occupy_a_core_for_long(scripted: Serv
 
 
 async def test_tokenizing_stops_when_the_client_leaves() -> None:
-    stopped = threading.Event()
+    released, encoded = threading.Event(), list[int]()
 
-    def encode_unlocked(_texts: list[str], *, cancelled: threading.Event, **_others: bool) -> list[list[int]]:
-        if cancelled.wait(20):
-            stopped.set()
-        return [[1]]
+    def encode_unlocked(texts: list[str], **_others: bool) -> list[list[int]]:
+        encoded.append(len(texts))
+        released.wait(20)
+        return [[1]] * len(texts)
 
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
@@ -67,7 +66,8 @@ async def test_tokenizing_stops_when_the_client_leaves() -> None:
     request = Request({"type": "http", "app": app}, receive)
     response = await tokenization.tokenize(TokenizeRequest(prompt="a" * 5000), request)
     assert response.status_code == 499
-    assert await asyncio.to_thread(stopped.wait, 10)
+    released.set()
+    assert len(encoded) <= 1
 
 
 @pytest.mark.parametrize(("path", "body", "param"), [

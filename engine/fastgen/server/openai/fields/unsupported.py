@@ -49,8 +49,8 @@ def refused(why: str, *neutral: object, choices: tuple[str, ...] = ()) -> Any:
 
 
 def ignored(why: str) -> Any:
-    """Return a field that is accepted with any value because it cannot change the answer."""
-    return optional(Ignored(why))
+    """Return a field that is accepted with any value because it cannot change the answer; the value is not kept."""
+    return optional(AfterValidator(lambda _: None), Ignored(why))
 
 
 _ONE_PROCESS = "a server has one engine"

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from fastgen.core.request import RequestError
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts
 from fastgen.server.openai.fields.unsupported import refused

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import AliasChoices, Field
 
 from fastgen.core.request import Pooling, Request
-from fastgen.server.http.body_limit import JSONRoute
+from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import refused

@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request
 from fastapi import Response as HTTPResponse
 
 from fastgen.engine.request_output import OutputDelta
-from fastgen.server.http.body_limit import JSONRoute
 from fastgen.server.http.errors import APIError
+from fastgen.server.http.json_route import JSONRoute
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import admit_chat, chat_usage
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions
@@ -31,7 +32,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HTTPRespon
     service: Service = request.app.state.service
     name = service.check_model(body.model)
     with client_names(ALIASES):
-        chat = body.chat()
+        chat = await off_loop(body.chat)
         handler, options = await admit_chat(service, chat, "resp")
     begun = begun_response(body, handler, name, options)
     if body.stream:

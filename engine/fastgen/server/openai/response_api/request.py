@@ -90,6 +90,18 @@ def _include(value: Any) -> Any:
     return value
 
 
+def _metadata(value: Any) -> dict[str, str] | None:
+    """Return `metadata` within OpenAI's limits, because responses repeat it."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > 16:
+        raise ValueError("must be an object with at most 16 keys")
+    for key, item in value.items():
+        if len(key) > 64 or not isinstance(item, str) or len(item) > 512:
+            raise ValueError(f"{key[:64]!r}: keys have at most 64 characters, and values are strings of at most 512")
+    return value
+
+
 _Object = dict[str, Any]
 _ToolChoice = _Object | Literal["none", "auto", "required"] | None
 
@@ -141,7 +153,9 @@ class ResponseRequest(_PassedFields, OpenAIFields):
     include: Annotated[Any, PlainValidator(_include)] = Field(
         None, description="only `reasoning.encrypted_content`; reasoning is returned in plain text"
     )
-    metadata: dict[str, Any] | None = Field(None, description="responses repeat it; it is not stored")
+    metadata: Annotated[_Object | None, PlainValidator(_metadata, json_schema_input_type=_Object | None)] = Field(
+        None, description="responses repeat it; it is not stored"
+    )
 
     store: Any = refused("nothing is stored", False)
     background: Any = refused(_NOT_STORED, False)

@@ -1,0 +1,49 @@
+"""Work for requests with large bodies, in a thread, so that the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from fastgen.server.http.request_context import current
+
+T = TypeVar("T")
+
+# A body is large beyond this many bytes, or objects, lists and strings, or other values. Work on less takes a few
+# milliseconds.
+_SMALL_BYTES = 1 << 18
+_SMALL_NODES = 1 << 11
+_SMALL_ITEMS = 1 << 16
+# One thread: the event loop waits for the interpreter's lock behind at most one other thread, which gives it up every
+# few milliseconds.
+_THREAD = ThreadPoolExecutor(1, "large-body")
+
+
+def is_large(num_bytes: int, num_nodes: int, num_items: int) -> bool:
+    """Return whether work for a body of this size should not run in the event loop."""
+    return num_bytes > _SMALL_BYTES or num_nodes > _SMALL_NODES or num_items > _SMALL_ITEMS
+
+
+async def off_loop(work: Callable[..., T], *arguments: object) -> T:
+    """Return `work(*arguments)`, computed in the thread for large bodies if the current request has one."""
+    if not current().is_large:
+        return work(*arguments)
+    run = contextvars.copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, run, work, *arguments)
+
+
+def prefer_event_loop() -> None:
+    """Set up the interpreter so that threads, and what they leave behind, hold up the event loop for little time.
+
+    A garbage collection holds the interpreter's lock, for a tenth of a second with a million objects. What exists now
+    stays, so it is left out. Among new objects, cycles are found while they are young; all others are looked at rarely.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 5, 200)
+    sys.setswitchinterval(0.001)

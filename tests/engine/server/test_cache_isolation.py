@@ -119,9 +119,9 @@ def test_what_the_server_shows_of_other_keys_contains_no_text(tmp_path: Path) ->
         url = f"{server.url}/ui/steps"
         with httpx.stream("GET", url, headers=bearer("sk-two"), timeout=30) as feed:
             lines = feed.iter_lines()
+            seen = next(line for line in lines if line)  # it is watching
             body = {"prompt": "swordfish " * 200, "max_tokens": 40, "ignore_eos": True, "cache_salt": "swordfish"}
             server.request("POST", "/v1/completions", headers=bearer("sk-one"), json=body)
-            seen = ""
             for line in lines:
                 seen += line
                 if '"decodes":["' in line:

@@ -202,6 +202,18 @@ def test_a_token_cannot_be_joined_from_several_texts(data: Any, token: str) -> N
         assert token in tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [("<{{ m.a }}{{ m.b }}", ("|im_end|", ">")), ("<{{ m.a }} {{ m.b }}", ("|im_end|>", "")),
+     ("{{ m.a | trim }}{{ m.b }}>", ("< \n", "|im_end|")), ("{{ m.a }}end|>", ("<|im_", ""))],
+)  # fmt: skip
+def test_a_token_cannot_be_joined_with_text_of_the_template(source: str, texts: tuple[str, str]) -> None:
+    tokenizer = tokenizer_of(byte_level, ChatTemplate(f"{{% for m in messages %}}{source}{{% endfor %}}", {}))
+    ids = encoded(tokenizer, [{"role": "user", "a": texts[0], "b": texts[1]}])
+    assert tokenizer.backend.token_to_id("<|im_end|>") not in ids
+    assert "<|im_end|>" in tokenizer.decode(ids, skip_special_tokens=False)
+
+
 def test_ids_equal_those_of_transformers_sanitized_prompts(smollm2: Tokenizer) -> None:
     reference = PreTrainedTokenizerFast(tokenizer_object=smollm2.backend, chat_template=CHATML)
     tokenizer = Tokenizer(smollm2.backend, smollm2.vocabulary, ChatTemplate(CHATML, {}), None, None)

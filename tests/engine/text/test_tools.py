@@ -38,6 +38,11 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
     (HERMES, '<tool_call>{"name": "unheard_of", "arguments": {}}</tool_call>', ("", [("unheard_of", "{}")])),
     (HERMES, '<tool_call>{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [("f", '{"a": 1')])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": 2]}}</tool_call>',
+        ("", [("f", '{"a": [1, {"b": 2}]}')]),
+    ),
     (HERMES, "Use <tool_call> for calls, a < b.  \n", ("Use <tool_call> for calls, a < b.  \n", [])),
     (HERMES, '<tool_call>{"nam": 1}</tool_call>', ('<tool_call>{"nam": 1}</tool_call>', [])),
     (

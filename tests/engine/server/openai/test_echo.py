@@ -138,6 +138,16 @@ def test_a_prompt_that_is_not_shortened_is_echoed_as_it_was_given(scripted: Serv
         assert_offsets_index_the_text(choice)
 
 
+def test_a_token_behind_bytes_that_are_no_character_begins_after_the_replacement(smollm2: Tokenizer) -> None:
+    ids = [
+        *smollm2.encode("\U0001f336", add_special_tokens=False)[:2],
+        *smollm2.encode(" hi", add_special_tokens=False),
+    ]
+    text = echo.echoed(ids, ids, smollm2, frozenset())
+    assert text == "\ufffd hi"
+    assert echo.offsets(text, ids, smollm2, frozenset()) == [0, 0, 1]
+
+
 def test_special_tokens_hidden_inside_a_character_do_not_shift_the_offsets(smollm2: Tokenizer) -> None:
     chilli = smollm2.encode("\U0001f336", add_special_tokens=False)
     hidden = smollm2.special_token_ids

@@ -36,7 +36,7 @@ FORMATS = {
 
 def use_of(format: Any, *, tokenizer: Tokenizer = TOKENIZER, **fields: Any) -> tuple[ToolUse, ServedModel]:
     """Return the ToolUse of a request with these fields, for a model with this tool-call format."""
-    model = cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=format))
+    model = cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=format, control=None))
     body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields}
     use = ToolUse.of(ChatRequest.model_validate(body), model)
     assert use is not None
@@ -57,7 +57,7 @@ OWN_WAY = "{{ tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% end
 
 def model_with(template: str) -> ServedModel:
     tokenizer = byte_tokenizer(ChatTemplate(template, {}))
-    return cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=Hermes()))
+    return cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=Hermes(), control=None))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,8 @@ def model_with(template: str) -> ServedModel:
 )
 def test_every_kind_of_template_renders_the_tools(template: str, told_in: str) -> None:
     model = cast(
-        ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(template, {})), tool_format=Hermes())
+        ServedModel,
+        SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(template, {})), tool_format=Hermes(), control=None),
     )
     question = {"role": "user", "content": "Weather in Bern?"}
     body = ChatRequest.model_validate({"messages": [question], "tools": TOOLS})
@@ -79,7 +80,8 @@ def test_every_kind_of_template_renders_the_tools(template: str, told_in: str) -
 
 def test_a_template_error_is_reported_with_tools_too() -> None:
     model = cast(
-        ServedModel, SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(NO_SYSTEM, {})), tool_format=Hermes())
+        ServedModel,
+        SimpleNamespace(tokenizer=byte_tokenizer(ChatTemplate(NO_SYSTEM, {})), tool_format=Hermes(), control=None),
     )
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})

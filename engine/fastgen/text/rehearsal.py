@@ -28,9 +28,10 @@ MOST_BYTES = 128 << 20
 MOST_SECONDS = 15
 # Steps are rehearsed with half of the work that the engine allows: it does not give up on what nearly failed here.
 _SHARE = 0.5
-# Random matches to follow, their longest length, and the processor time for all of them.
-_WALKS = 8
+# Random matches to follow, and their longest length. After so many steps and so much processor time, it is enough.
+_WALKS = 16
 _LONGEST_WALK = 96
+_LEAST_STEPS = 64
 _WALKING_SECONDS = 0.015
 # Longest time to compute a mask. The engine computes one for each token, and all streams wait for it.
 _MOST_MASK_SECONDS = 0.1
@@ -66,38 +67,40 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
     """
     matcher = compile_grammar(grammar, tables, limits(_SHARE))
     source = random.Random(0)
-    until = time.process_time() + _WALKING_SECONDS
+    until, num_steps = time.process_time() + _WALKING_SECONDS, 0
     for number in range(_WALKS):
-        if time.process_time() < until:
-            fault = _walk(matcher.deep_copy(), end_token, _CHOICES[number % len(_CHOICES)], source, until)
+        walk = matcher.deep_copy()
+        for _ in range(_LONGEST_WALK):
+            if num_steps > _LEAST_STEPS and time.process_time() > until:
+                return
+            num_steps += 1
+            fault, ends = _step(walk, end_token, _CHOICES[number % len(_CHOICES)], source)
             if fault:
                 raise InvalidGrammar(grammar, fault)
+            if ends:
+                break
 
 
 # Chooses one of the tokens of a mask, which is not empty.
 _Choice = Callable[[bytes, random.Random], int]
 
 
-def _walk(matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source: random.Random, until: float) -> str:
-    """Follow one match; return what is wrong, if anything."""
-    now = time.process_time()
-    for _ in range(_LONGEST_WALK):
-        if now > until:
-            return ""
-        began, mask = now, matcher.compute_bitmask()
-        now = time.process_time()
-        if now - began > _MOST_MASK_SECONDS:
-            return "finding the tokens that may follow takes too long; simplify it"
-        if matcher.is_error():
-            return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it"
-        if not any(mask):
-            return "a generation could not be continued after some of its beginnings; simplify it"
-        token = choose(mask, source)
-        if token == end_token:
-            return ""
-        if not matcher.consume_token(token):
-            return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it"
-    return ""
+def _step(matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source: random.Random) -> tuple[str, bool]:
+    """Generate one token; return what is wrong, if anything, and whether the match ends."""
+    began = time.process_time()
+    mask = matcher.compute_bitmask()
+    if time.process_time() - began > _MOST_MASK_SECONDS:
+        return "finding the tokens that may follow takes too long; simplify it", True
+    if matcher.is_error():
+        return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True
+    if not any(mask):
+        return "a generation could not be continued after some of its beginnings; simplify it", True
+    token = choose(mask, source)
+    if token == end_token:
+        return "", True
+    if not matcher.consume_token(token):
+        return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True
+    return "", False
 
 
 def _any_token(mask: bytes, source: random.Random) -> int:

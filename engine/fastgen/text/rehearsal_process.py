@@ -26,7 +26,7 @@ from fastgen.text.rehearsal import MOST_SECONDS, limit_process, rehearse
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A grammar that has taken longer than this yields to the others.
 _SHORT_SECONDS = 0.1
-_YIELDING = 15
+_YIELDING = 5
 # A grammar's text has at most 64 KiB, and a verdict a line.
 MOST_MESSAGE_BYTES = 1 << 17
 
@@ -44,10 +44,12 @@ class Verdict(msgspec.Struct):
     Attributes:
         fault: why the grammar is rejected; empty if it is accepted.
         signal: the signal that ended the rehearsal, or 0.
+        error: a defect of this program; empty if there is none.
     """
 
     fault: str = ""
     signal: int = 0
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class _Process:
             verdict.fault = error.fault
         except MemoryError:
             verdict.signal = signal.SIGABRT
+        except Exception as error:
+            verdict.error = f"{type(error).__name__}: {error}"
         connection.send(msgspec.msgpack.encode(verdict))
 
     def _end(self, descriptor: int) -> None:

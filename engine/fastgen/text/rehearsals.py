@@ -78,6 +78,9 @@ class Rehearsals:
         check_text(grammar)
         verdict = self._verdict(grammar)
         fault = verdict.fault
+        if verdict.error:
+            log.error("a grammar could not be checked: %s", verdict.error)
+            raise InvalidGrammar(grammar, "it cannot be checked; simplify it")
         if verdict.signal:
             log.warning("a grammar ended its rehearsal by %s", signal.Signals(verdict.signal).name)
             if verdict.signal not in _FAULTS:  # it may not be the grammar's fault
@@ -154,7 +157,7 @@ class _Process:
         with ours:
             with theirs, self._sending:
                 socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-            ours.settimeout(MOST_SECONDS + _EXIT_SECONDS)
+            ours.settimeout(2 * MOST_SECONDS)
             ours.send(msgspec.msgpack.encode(grammar))
             data = ours.recv(MOST_MESSAGE_BYTES)
         if not data:

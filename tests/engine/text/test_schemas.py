@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -12,7 +13,9 @@ import pytest
 from engine.text.following import accepts, compiled, follow
 from fastgen.core.request import Grammar, RequestError
 from fastgen.text.schemas.errors import SchemaError
-from fastgen.text.schemas.normalize import normalized, normalized_arguments
+from fastgen.text.schemas.keywords import _UNENFORCEABLE
+from fastgen.text.schemas.normalize import _Normalizer, normalized, normalized_arguments
+from fastgen.text.schemas.numbers import BOUNDS
 
 _TWO_63 = 1 << 63
 
@@ -126,6 +129,11 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {"oneOf": [{"const": "a"}, {"const": "b"}], "anyOf": [{"enum": ["b", "c"]}, {"type": "null"}]},
         ["b"],
         ["a", "c"],
+    ),
+    "classes of ECMA-262": (
+        {"type": "string", "pattern": "^[[a&&b-~~]$"},
+        ["[", "a", "&", "c", "~"],
+        ["", "]", "A"],
     ),
     "formats that are annotations": ({"type": "string", "format": "password"}, ["x", ""], [1]),
     "uniqueItems that says nothing": ({"type": "array", "uniqueItems": False}, [[1, 1]], [{}]),
@@ -303,3 +311,39 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_the_name_of_the_keyword(
 def test_a_schema_that_nothing_matches_is_refused(schema: Any) -> None:
     with pytest.raises(RequestError):
         compiled(of(schema))
+
+
+def test_empty_classes_of_ecma_262_are_any_character_and_none() -> None:
+    assert normalized({"pattern": "^[^]\\[x]$"}) == {"pattern": "^(?s:.)\\[x]$"}
+    matcher = compiled(of({"type": "string", "pattern": "^([^]x|[])$"}))
+    assert accepts(matcher, '"[x"')
+    assert not accepts(matcher, '""')
+
+
+_ODD: list[Any] = [None, True, 0, -1, 1.5, "x", "", [], [1], ["a"], [{}], {}, {"a": 1}, {"a": [1]}, [[]], {"$ref": 3}]
+_KEYWORDS = [
+    *_Normalizer(True)._handlers,
+    *BOUNDS,
+    *_UNENFORCEABLE,
+    "format",
+    "additionalItems",
+    "$defs",
+    "$id",
+    "$anchor",
+]
+_BASES: list[dict[str, Any]] = [
+    {},
+    {"type": "object", "properties": {"a": {}}, "patternProperties": {"^a$": {}}, "required": ["a"]},
+    {"oneOf": [{"type": "integer"}, {"properties": {"k": {"const": 1}}}], "items": [{}], "maxItems": "x"},
+    {"propertyNames": {"enum": ["a"]}, "$ref": "#", "contains": {}},
+    {"$ref": "#q"},
+]
+
+
+@pytest.mark.parametrize("keyword", _KEYWORDS)
+def test_a_keyword_of_any_type_is_accepted_or_refused(keyword: str) -> None:
+    for value in _ODD:
+        for base in _BASES:
+            for normalize in (normalized, normalized_arguments):
+                with suppress(SchemaError):
+                    normalize({**base, keyword: value})

@@ -145,7 +145,7 @@ class ToolUse:
             free = free_grammar(self.format, offered, model.tokenizer, most_calls=most, excluded=excluded)
             return free, "tools"
         except SchemaError as error:
-            raise field_error("tools", f"{error}; or do not set strict") from None
+            raise field_error("tools", f"{error}") from None
 
     def _enforced(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
         return [replace(tool, schema=ANY_ARGUMENTS) if tool.name in self.unenforced else tool for tool in tools]
@@ -175,9 +175,7 @@ class ToolUse:
             except ValueError as error:
                 if tool.name in self.must_hold:
                     fault = str(error).removeprefix("tools: ")
-                    raise field_error(
-                        "tools", f"the parameters of {tool.name}: {fault}; or do not set strict"
-                    ) from None
+                    raise field_error("tools", f"the parameters of {tool.name}: {fault}") from None
         return self._enforcing(frozenset(names))
 
     def describe_in(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

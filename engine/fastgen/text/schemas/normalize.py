@@ -44,10 +44,10 @@ def normalized_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SchemaError: if the schema is invalid, cannot be enforced, or does not match objects.
     """
-    types = schema.get("type", "object")
+    document = normalized(schema)
+    types = document.get("type", "object")
     if "object" not in ([types] if isinstance(types, str) else types):
         raise SchemaError.at("type", 'must be "object": arguments are objects')
-    document = normalized(schema)
     if document.get("type") == "object":
         return document
     definitions = document.pop("$defs", None)
@@ -109,7 +109,7 @@ class _Normalizer:
             handle = self._handlers.get(keyword)
             if handle is not None:
                 found[keyword] = handle(value, within(place, keyword), level + 1)
-            elif keyword == "format" and value in _FORMATS:
+            elif keyword == "format" and isinstance(value, str) and value in _FORMATS:
                 found[keyword] = value
         _add_bounds(found, known, place)
         if "multipleOf" in found:
@@ -223,4 +223,18 @@ def _pattern(value: Any, place: str, _level: int) -> str:
         raise SchemaError.at(place, "must be a regular expression in a string")
     if re.search(r"\(\?(=|!|<=|<!)", value):
         raise SchemaError.at(place, "lookaround (look-around) cannot be enforced; rewrite the regular expression")
-    return value
+    return _CLASS.sub(_class_of_rust, value)
+
+
+# An escape, or a character class of ECMA-262, which ends at the first bracket.
+_CLASS = re.compile(r"\\.|\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
+
+
+def _class_of_rust(found: re.Match[str]) -> str:
+    """Return a class in the library's syntax, where brackets, `&&`, `--` and `~~` within classes are operators."""
+    if found[0].startswith("\\"):
+        return found[0]
+    if not found[2]:
+        return "(?s:.)" if found[1] else "[^\\s\\S]"  # any character, and none
+    body = re.sub(r"\\.|[\[&~]|-(?=-)", lambda part: part[0] if len(part[0]) > 1 else f"\\{part[0]}", found[2])
+    return f"[{found[1]}{body}]"

@@ -1,0 +1,126 @@
+"""Try random grammars as requests would bring them: rehearse, compile and follow them as server and engine do.
+
+`PYTHONPATH=tests .venv/bin/python -m engine.text.fuzzing --seconds 3600` runs for an hour and prints what happened.
+Each fault is printed with the seed that repeats it: `--seed SEED --seconds 0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import resource
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import jsonschema
+
+from engine.text.following import DeadEnd, byte_tables, follow
+from engine.text.matching import byte_tokenizer
+from engine.text.random_grammars import RandomGrammars
+from fastgen.core.request import Grammar, RequestError
+from fastgen.text.grammar import compile_grammar, limits
+from fastgen.text.large_stacks import large_stack_threads
+from fastgen.text.rehearsals import RehearsalError, Rehearsals
+
+_MATCHES = 4
+# A rehearsal is ended after as long.
+_HANG_SECONDS = 20.0
+
+
+@dataclass
+class Outcomes:
+    """What happened: counts by outcome, and the faults with their seeds."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, seed: int, outcome: str, fault: str = "") -> None:
+        """Count an outcome; a fault is something that must never happen."""
+        self.counts[outcome] += 1
+        if fault:
+            self.faults.append(f"seed {seed}: {outcome}: {fault}"[:600])
+
+
+class Fuzzer:
+    """Tries grammars over a vocabulary of bytes."""
+
+    def __init__(self) -> None:
+        self._rehearsals = Rehearsals(byte_tokenizer(None))
+        self._threads = large_stack_threads(1, "fuzzing")
+        self.outcomes = Outcomes()
+
+    def try_seed(self, seed: int) -> None:
+        """Try the grammar of a seed."""
+        grammar = RandomGrammars(seed).grammar()
+        began = time.monotonic()
+        try:
+            self._rehearsals.check(grammar)
+        except RequestError as error:
+            is_killed = any(text in str(error) for text in ("MiB", "nested too deeply;", "processor time", "too long"))
+            self.outcomes.add(seed, f"{grammar.kind} refused{' by a limit' if is_killed else ''}")
+            if "cannot be checked" in str(error):
+                self.outcomes.add(seed, "defect", grammar.text)
+        except RehearsalError as error:
+            self.outcomes.add(seed, "unavailable", str(error))
+        else:
+            self._threads.submit(self._follow, seed, grammar).result()
+        if time.monotonic() - began > _HANG_SECONDS:
+            self.outcomes.add(seed, "hang", grammar.text)
+
+    def _follow(self, seed: int, grammar: Grammar) -> None:
+        """Do what the engine does: after a rehearsal nothing may fail."""
+        self.outcomes.add(seed, f"{grammar.kind} accepted")
+        try:
+            matcher = compile_grammar(grammar, byte_tables(), limits())
+            for number in range(_MATCHES):
+                match = follow(matcher, random.Random(number))
+                self.outcomes.add(seed, f"match{'' if match.is_complete else ' without an end so far'}")
+                if match.is_complete and grammar.kind == "json_schema":
+                    self._validate(seed, grammar, match.text)
+        except RequestError as error:
+            self.outcomes.add(seed, "abort", f"{error} {grammar.text}")
+        except DeadEnd as error:
+            self.outcomes.add(seed, "abort", f"{error} {grammar.text}")
+
+    def _validate(self, seed: int, grammar: Grammar, text: bytes) -> None:
+        try:
+            jsonschema.Draft202012Validator(json.loads(grammar.text)).validate(json.loads(text))
+            self.outcomes.add(seed, "valid")
+        except jsonschema.ValidationError as error:
+            if error.validator == "multipleOf" and isinstance(error.instance * error.validator_value, float):
+                return  # the validator divides floats
+            self.outcomes.add(seed, "invalid", f"{text!r} {error.message[:100]} {grammar.text}")
+        except (RecursionError, OverflowError, re.error):
+            pass  # of the validator
+
+    def close(self) -> None:
+        """End the process that rehearses."""
+        self._rehearsals.close()
+
+
+def main() -> None:
+    """Run the fuzzer for a time, and print the outcomes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    fuzzer, began, seed, shown = Fuzzer(), time.monotonic(), arguments.seed, 0
+    while seed == arguments.seed or time.monotonic() - began < arguments.seconds:
+        fuzzer.try_seed(seed)
+        seed += 1
+        for fault in fuzzer.outcomes.faults[shown:]:
+            print(fault, flush=True)
+        shown = len(fuzzer.outcomes.faults)
+    fuzzer.close()
+    taken = time.monotonic() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(f"{seed - arguments.seed} grammars in {taken:.0f} s, {shown} faults, {memory} MiB")
+    for outcome, count in sorted(fuzzer.outcomes.counts.items()):
+        print(f"{count:8} {outcome}")
+
+
+if __name__ == "__main__":
+    main()

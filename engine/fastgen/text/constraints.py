@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -32,6 +33,12 @@ log = logging.getLogger("fastgen.grammar")
 
 # Threads that compile: a large grammar does not hold up a small one.
 _COMPILING_THREADS = 2
+
+
+# Processor time that a mask may take, with the token before it; and the time beyond it that all masks of one generation
+# may take. All other generations wait meanwhile.
+_MASK_SECONDS = 0.05
+_MOST_EXTRA_SECONDS = 1.0
 
 
 class GrammarFactory:
@@ -126,33 +133,41 @@ def _fill(rows: Sequence[tuple[Constraint, memoryview]]) -> None:
 class GrammarConstraint:
     """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
 
-    A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails,
-    for example because the grammar is too ambiguous, only this request is aborted. Accepted tokens are consumed with
-    the next mask, in a thread with a large stack.
+    A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails or
+    takes seconds, for example because the grammar is too ambiguous, only this request is aborted. Accepted tokens are
+    consumed with the next mask, in a thread with a large stack.
     """
 
-    __slots__ = ("_accepted", "_end_tokens", "end", "matcher")
+    __slots__ = ("_accepted", "_end_tokens", "_extra_seconds", "end", "matcher")
 
     def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> None:
         self.matcher = matcher
         self._end_tokens = end_tokens
         self._accepted: list[int] = []
+        self._extra_seconds = 0.0
         self.end: FinishReason | None = None
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
         allowed = mask.cast("B")
-        if self._accepted:
+        fault = "" if self.end is None else "it has ended"
+        if not fault:
+            began = time.thread_time()
             self.matcher.consume_tokens(self._accepted)
             self._accepted = []
-        words = self.matcher.compute_bitmask()
-        if not self.matcher.is_error():
+            words = self.matcher.compute_bitmask()
+            self._extra_seconds += max(0.0, time.thread_time() - began - _MASK_SECONDS)
+            if self.matcher.is_error():
+                fault = summary(self.matcher.get_error())
+            elif self._extra_seconds > _MOST_EXTRA_SECONDS:
+                fault = "finding the tokens that may follow takes too long"
+        if not fault:
             # llguidance's rows may be one word longer than the vocabulary needs.
             allowed[:] = words[: len(allowed)]
             return
         if self.end is None:
-            log.error("a grammar could not be followed to its end: %s", summary(self.matcher.get_error()))
-        self.end = FinishReason.ABORT
+            log.error("a grammar could not be followed to its end: %s", fault)
+            self.end = FinishReason.ABORT
         allowed[:] = bytes(len(allowed))
         for token in self._end_tokens:
             allowed[token // 8] |= 1 << token % 8

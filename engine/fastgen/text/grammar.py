@@ -26,16 +26,19 @@ GRAMMARS_KEPT = 64
 MOST_GRAMMAR_BYTES = 1 << 16
 
 
+# An object takes four for each optional property.
+_ITEMS_IN_ROW = 8_000
+
+
 def limits(share: float = 1.0) -> llguidance.LLParserLimits:
     """Return the library's limits, or a share of those on the work of a step.
 
-    A mask takes up to 0.2 s with these, as the time grows with the square of the items, and the state of a generation
-    up to 100 MB. An object needs four items in a row for each optional property.
+    With these, the state of a generation takes up to 100 MB. The time of a step grows with the square of the items.
     """
     return llguidance.LLParserLimits(
         verbose_errors=False,
         max_grammar_size=100_000,
-        max_items_in_row=int(20_000 * share),
+        max_items_in_row=_ITEMS_IN_ROW,
         max_lexer_states=int(50_000 * share),
         step_lexer_fuel=int(400_000 * share),
         step_max_items=int(40_000 * share),

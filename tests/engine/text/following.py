@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from dataclasses import dataclass
 
 import llguidance
@@ -13,6 +14,8 @@ from fastgen.text.grammar import compile_grammar, limits, vocabulary_tables
 
 _END = 256
 _CLOSING = b'"}]'
+# Of one match. The engine counts only what exceeds 0.05 s for a token.
+_MOST_SECONDS = 3.0
 
 
 @functools.cache
@@ -35,6 +38,10 @@ class Match:
     is_complete: bool
 
 
+class TooSlow(Exception):
+    """The grammar has taken more processor time than the engine gives to one generation."""
+
+
 class DeadEnd(Exception):
     """A generation could not be continued, although all its tokens were allowed."""
 
@@ -49,9 +56,12 @@ def follow(matcher: llguidance.LLMatcher, source: random.Random, *, most: int = 
 
     Raises:
         DeadEnd: if no token is allowed, or the library gives up.
+        TooSlow: if the engine would give up.
     """
-    matcher, text = matcher.deep_copy(), bytearray()
+    matcher, text, began = matcher.deep_copy(), bytearray(), time.thread_time()
     for place in range(most):
+        if time.thread_time() - began > _MOST_SECONDS:
+            raise TooSlow(f"after {len(text)} bytes")
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or not bits:
             raise DeadEnd(f"after {bytes(text)!r}: {matcher.get_error()}")

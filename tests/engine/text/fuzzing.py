@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import jsonschema
 
-from engine.text.following import DeadEnd, byte_tables, follow
+from engine.text.following import DeadEnd, TooSlow, byte_tables, follow
 from engine.text.matching import byte_tokenizer
 from engine.text.random_grammars import RandomGrammars
 from fastgen.core.request import Grammar, RequestError
@@ -82,6 +82,8 @@ class Fuzzer:
                     self._validate(seed, grammar, match.text)
         except RequestError as error:
             self.outcomes.add(seed, "abort", f"{error} {grammar.text}")
+        except TooSlow:
+            self.outcomes.add(seed, "ambiguous, given up after seconds")
         except DeadEnd as error:
             self.outcomes.add(seed, "abort", f"{error} {grammar.text}")
 

@@ -299,3 +299,18 @@ def test_the_work_that_a_grammar_may_cause_is_limited(
     monkeypatch.setattr(constraints_module, "limits", lambda: limited)
     with pytest.raises(RequestError, match=message):
         factory(Grammar(kind=kind, text=text))
+
+
+def test_a_generation_whose_masks_take_seconds_is_given_up(
+    factory: GrammarFactory, smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1000))
+    constraint, other = (factory(Grammar(kind="regex", text="[ab]{5}")) for _ in range(2))
+    monkeypatch.setattr(constraints_module.time, "thread_time", lambda: next(clock) / 2)  # half a second each
+    token = smollm2.encode("a", add_special_tokens=False)[0]
+    for _ in range(2):
+        assert token in allowed(constraint)
+        constraint.accept(token)
+    assert allowed(constraint) == list(ENDS)
+    assert constraint.end is FinishReason.ABORT
+    assert token in allowed(other), "each generation has its own time"

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,3 +173,14 @@ def test_what_passes_on_a_small_stack_is_compiled_and_followed_on_a_large_one(re
             assert masks[token // 32] >> token % 32 & 1
             constraint.accept(token)
         assert constraint.end == "stop"
+
+
+def test_a_rehearsal_is_limited_in_time_memory_and_stack() -> None:
+    program = (
+        "import resource; from fastgen.text.rehearsal import limit_process; limit_process(); "
+        "print(*(resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[0] for name in 'CPU AS STACK CORE'.split()))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    seconds, size, stack, core = map(int, shown.split())
+    assert (seconds, stack, core) == (2, 4 << 20, 0)
+    assert 128 << 20 < size < 4 << 30

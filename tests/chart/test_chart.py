@@ -61,6 +61,12 @@ def test_helm_lint_is_clean(helm: Helm) -> None:
     assert "0 chart(s) failed" in helm.run("lint", "--strict", str(CHART))
 
 
+def of_kind(kind: str, objects: list[Object]) -> list[Object]:
+    found = [obj for obj in objects if obj["kind"] == kind]
+    assert found
+    return found
+
+
 def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
     kinds = sorted(obj["kind"] for obj in helm.render())
     assert kinds == [
@@ -73,6 +79,8 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
         "RoleBinding",
         "ServiceAccount",
         "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
         "ValidatingAdmissionPolicyBinding",
     ]
     deployment = helm.one("Deployment")["spec"]
@@ -124,11 +132,13 @@ def test_several_operators_spread_over_nodes_and_have_a_disruption_budget(helm: 
     assert term["podAffinityTerm"] == expected
 
 
-def test_the_admission_policy_applies_everywhere_and_can_be_disabled(helm: Helm) -> None:
-    binding = helm.one("ValidatingAdmissionPolicyBinding")["spec"]
-    assert "matchResources" not in binding
-    assert binding["validationActions"] == ["Deny"]
-    assert helm.one("ValidatingAdmissionPolicy")["spec"]["failurePolicy"] == "Fail"
+def test_the_admission_policies_apply_everywhere_and_can_be_disabled(helm: Helm) -> None:
+    objects = helm.render()
+    for binding in of_kind("ValidatingAdmissionPolicyBinding", objects):
+        assert "matchResources" not in binding["spec"]
+        assert binding["spec"]["validationActions"] == ["Deny"]
+    for policy in of_kind("ValidatingAdmissionPolicy", objects):
+        assert policy["spec"]["failurePolicy"] == "Fail"
     objects = helm.render("--set", "admissionPolicy.enabled=false")
     assert not [obj for obj in objects if obj["kind"].startswith("ValidatingAdmissionPolicy")]
 
@@ -149,9 +159,9 @@ def test_watched_namespaces_get_a_role_each_and_no_cluster_role(helm: Helm) -> N
     # Also none for users: it would need rights on the cluster.
     assert not [obj for obj in objects if obj["kind"].startswith("ClusterRole")]
     everywhere = [obj for obj in objects if not obj["metadata"]["name"].endswith("-election")]
-    binding = helm.one("ValidatingAdmissionPolicyBinding", "--set", "watchNamespaces={one,two}")["spec"]
-    (places,) = binding["matchResources"]["namespaceSelector"]["matchExpressions"]
-    assert places["values"] == ["one", "two"]
+    for policy in of_kind("ValidatingAdmissionPolicyBinding", objects):
+        (places,) = policy["spec"]["matchResources"]["namespaceSelector"]["matchExpressions"]
+        assert places["values"] == ["one", "two"]
     roles = [obj for obj in everywhere if obj["kind"] == "Role"]
     bindings = [obj for obj in everywhere if obj["kind"] == "RoleBinding"]
     assert [obj["metadata"]["namespace"] for obj in roles] == ["one", "two"]

@@ -121,6 +121,14 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
                 },
             ).span(24)
         )
+        .with_panel(
+            stacked(
+                "Kinds that cannot be read",
+                "1 while a kind of objects cannot be listed or watched. What the operator knows of it is stale.",
+                "short",
+                {"{{kind}} {{namespace}}": f"max by (kind, namespace) (fastgen_operator_stale{_PODS}) > 0"},
+            ).span(24)
+        )
     )
 
 

@@ -28,6 +28,7 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.lease import Lease
 from fastgen_operator.kube.relist import Relister
+from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import ApiServer, connect
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -37,6 +38,7 @@ from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
 from fastgen_operator.runtime.http_servers import decision_server, health_server, metrics_server
 from fastgen_operator.runtime.informers import kinds_read, watch
+from fastgen_operator.runtime.kopf_session import THREADS, Feed
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
@@ -44,6 +46,9 @@ from fastgen_operator.runtime.settings import Settings, parse_settings
 
 # Where the kubelet writes the pod's namespace.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+# How long the watches may take to end, after the Lease was released.
+_END_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +63,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_garbage_less_often()
     metrics = Metrics()
     try:
-        # One for each worker, the resync and the Lease.
-        api_client = connect(settings.workers + 2)
+        # One for each worker and list, the resync and the Lease.
+        api_client = connect(settings.workers + THREADS + 2)
     except ConfigException as error:
         reason = str(error).rstrip(".")
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
     leadership = _leadership(settings, api_client, metrics)
-    cache = InformerCache()
+    cache = InformerCache(lambda resource: resource["spec"].get("operatorClass") == settings.operator_class)
     progress = Progress(time.monotonic)
     server = ApiServer(api_client, metrics, settings.request_seconds, progress.step)
     client = KubeClient(server, cache, metrics, leadership.holds)
-    discovery = Discovery(client, settings.platform)
-    kinds = (FASTGEN, *kinds_read(settings.platform))
-    watches = Watches(time.monotonic, kinds, settings.scopes, settings.relist_seconds)
-    relister = Relister(client, cache, watches, lambda: kinds_read(discovery.platform()), settings.scopes)
+    sources = Sources(settings.scopes, metrics.show_source)
+    discovery = Discovery(client, settings.platform, sources)
+    # Optional kinds are listed, not watched: their CRDs may be missing.
+    watched = (FASTGEN, *kinds_read(settings.platform))
+    watches = Watches(time.monotonic, watched, settings.scopes, settings.relist_seconds)
+    relister = Relister(
+        client,
+        cache,
+        watches,
+        sources,
+        lambda: (*watched[1:], *discovery.kinds()),
+        settings.scopes,
+        settings.relist_seconds,
+    )
     watchlist = Watchlist(settings.scrape_seconds)
     reconciler = Reconciler(
         cache,
@@ -82,8 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lambda: datetime.now(UTC),
         read_loads,
         settings.operator_class,
+        sources.is_stale,
     )
-    controller = Controller(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, progress)
+    controller = Controller(
+        settings, cache, relister, reconciler, discovery, metrics, leadership, watches, sources, progress
+    )
+    feed = Feed(watched, settings.scopes, relister, sources, watches, controller.queue.add)
     # The other half is for new connections, the API server and the probes.
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
     autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
@@ -96,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             servers.enter_context(health_server(address, port, checks))
         with _port("--decisions-port", settings.decisions_port) as port:
             servers.enter_context(decision_server(port, watchlist.journal))
-        asyncio.run(_run(settings, controller, autoscaler, leadership, cache, watches))
+        asyncio.run(_run(settings, controller, autoscaler, leadership, cache, feed))
 
 
 @contextmanager
@@ -140,7 +159,7 @@ async def _run(
     autoscaler: Autoscaler,
     leadership: Leadership | SoleLeadership,
     cache: InformerCache,
-    watches: Watches,
+    feed: Feed,
 ) -> None:
     # A thread for each worker, the resync and the two loops of scrapes, and some to resolve names. Python's default
     # depends on the machine.
@@ -158,7 +177,7 @@ async def _run(
     async def keep_watching() -> None:
         # kopf looks up the watched kinds only once: without the CRD it would never watch them.
         await controller.listed.wait()
-        await watch(settings, controller.queue, cache, watches, watches_open)
+        await watch(settings, controller.queue, cache, feed, watches_open)
 
     async def restore_signal_handlers() -> None:
         # kopf replaces them when it starts.
@@ -169,12 +188,10 @@ async def _run(
     signals = asyncio.create_task(restore_signal_handlers(), name="signals")
     watching = asyncio.create_task(keep_watching(), name="watches")
     try:
-        await asyncio.wait({stopping, watching, *background}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():
                 _abort(task)
-        if watching.done():
-            await watching
         # The watches stop last: kopf takes seconds, in which another operator can already lead.
         if not await controller.finish(settings.stop_seconds):
             # A hanging reconcile may still write: let the Lease expire instead of releasing it.
@@ -184,7 +201,10 @@ async def _run(
         tasks: tuple[asyncio.Task[Any], ...] = (stopping, signals, watching, *background)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, pending = await asyncio.wait(tasks, timeout=_END_SECONDS)
+        if pending:
+            logger.warning("did not end within %g s: %s", _END_SECONDS, ", ".join(task.get_name() for task in pending))
+            _exit(0)
 
 
 def _stop_on_signals(stopped: asyncio.Event) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastgen_operator.kinds import Key
+from fastgen_operator.kinds import Key, Kind
 
 # Type, status and reason of a condition.
 ConditionLabels = tuple[str, str, str]
@@ -85,10 +85,20 @@ class Metrics(Collector):
             "fastgen_operator_stalled_seconds",
             "Seconds without a step of a worker, or of all workers while resources wait, or of the event loop.",
         )
+        self._stale = gauge(
+            "fastgen_operator_stale",
+            "1 while a kind of objects cannot be listed or watched; namespace is empty for all namespaces.",
+            ["kind", "namespace"],
+        )
         self._clock = clock
         self._lock = Lock()
         self._resources: dict[Key, dict[str, _Values]] = {}
         self.registry.register(self)
+
+    def show_source(self, source: tuple[Kind, str | None], fails: bool) -> None:
+        """Set whether a kind, in one namespace or in all if it is None, cannot be read."""
+        kind, namespace = source
+        self._stale.labels(kind.plural, namespace or "").set(fails)
 
     def set_replicas(self, key: Key, desired: int, ready: int) -> None:
         """Set a resource's desired and ready replicas."""

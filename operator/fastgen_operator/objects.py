@@ -11,6 +11,8 @@ from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
 
 TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
+# Why an object of the cache is only a stub, as text: see `kube/compact.py`.
+FAULT: Final = "fault"
 
 
 def fingerprint(value: Any) -> str:

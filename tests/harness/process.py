@@ -88,6 +88,12 @@ class OperatorProcess:
         self._process = None
         return status
 
+    def peak_memory(self) -> int:
+        """Return the most memory that the process has used, bytes."""
+        status = Path(f"/proc/{self._running().pid}/status").read_text()
+        (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return int(peak) << 10
+
     def leads(self) -> bool:
         """Return whether the process reports that it leads."""
         return self.metrics()["fastgen_operator_leader", ""] == 1

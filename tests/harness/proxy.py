@@ -84,7 +84,9 @@ class Mute:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Fault: a watch whose resource version has expired (410)."""
+    """Fault: a watch that ends with an error event, by default because its resource version has expired (410)."""
+
+    code: int = 410
 
 
 Fault = Answer | Hang | Slow | Late | Cut | Mute | Gone
@@ -237,7 +239,8 @@ class Proxy:
                 await asyncio.sleep(3600)
             finally:
                 del self._watches[id(request)]
-        await answer.write(b'{"type":"ERROR","object":' + _status(410).encode() + b"}\n")
+        code = fault.code if isinstance(fault, Gone) else 410
+        await answer.write(b'{"type":"ERROR","object":' + _status(code).encode() + b"}\n")
         await answer.write_eof()
         return answer
 

@@ -5,26 +5,35 @@ update it concurrently. Resource versions order them: they grow with every write
 since Kubernetes 1.35, KEP-5504; always true with etcd). An update that arrives late is older than the cached object and
 changes nothing.
 
-When a watch breaks, kopf lists again without reporting objects that were deleted meanwhile: only `replace` finds them.
+A watch that is opened again does not report objects that were deleted meanwhile: only `replace` finds them.
+
+No object stops the cache: one that cannot be reduced is kept as a stub (`kube/compact.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Key, Kind, Object
-from fastgen_operator.kube.compact import compact
+from fastgen_operator.kube.compact import compact, pack, stub
 from fastgen_operator.objects import version_of
+
+logger = logging.getLogger(__name__)
 
 
 class InformerCache:
     """Objects of several kinds; safe to use from several threads.
 
-    All readers share the returned objects: never modify them.
+    All readers share the returned objects: never modify them. Large ones are packed: see `compact.unpack`.
+
+    Args:
+        handles: returns whether this operator handles a FastGenDeployment. Of others only a stub is kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handles: Callable[[Object], bool] = lambda _: True) -> None:
+        self._handles = handles
         self._lock = threading.Lock()
         self._stores: dict[Kind, _Store] = {}
 
@@ -32,7 +41,7 @@ class InformerCache:
         """Store an object, unless a newer version of it or its deletion is known."""
         if self._known(kind, obj) is not None:
             return
-        trimmed = compact(kind, obj)
+        trimmed = self._reduced(kind, obj)
         with self._lock:
             self._store(kind).put(trimmed)
 
@@ -50,7 +59,7 @@ class InformerCache:
         Returns:
             The FastGenDeployments for which the cache was wrong: they have to be reconciled.
         """
-        trimmed = [self._known(kind, obj) or compact(kind, obj) for obj in objects]
+        trimmed = [self._known(kind, obj) or self._reduced(kind, obj) for obj in objects]
         with self._lock:
             changed = self._store(kind).replace(namespace, trimmed, int(version))
         return {key for obj in changed if (key := owner_of(kind, obj)) is not None}
@@ -74,6 +83,15 @@ class InformerCache:
         """Return the number of cached objects."""
         with self._lock:
             return sum(len(store.objects) for store in self._stores.values())
+
+    def _reduced(self, kind: Kind, obj: Object) -> Object:
+        try:
+            if kind == FASTGEN and not self._handles(obj):
+                return stub(kind, obj)
+            return pack(kind, compact(kind, obj))
+        except Exception as error:
+            logger.exception("%s %s/%s cannot be read", kind.name, *_key(obj))
+            return stub(kind, obj, f"the object cannot be read: {type(error).__name__}: {error}")
 
     def _known(self, kind: Kind, obj: Object) -> Object | None:
         """Return the cached object if it has the same version, as for most of a list and the operator's own writes."""
@@ -160,7 +178,7 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
     namespace, name = _key(obj)
     if kind == FASTGEN:
         return namespace, name
-    label = obj["metadata"].get("labels", {}).get(OWNER_LABEL)
+    label = (obj["metadata"].get("labels") or {}).get(OWNER_LABEL)
     return None if label is None else (namespace, str(label).removesuffix(FETCH_SUFFIX))
 
 

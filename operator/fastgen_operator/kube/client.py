@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
 from fastgen_operator.kinds import (
@@ -24,12 +24,12 @@ from fastgen_operator.kinds import (
     Object,
 )
 from fastgen_operator.kube.cache import InformerCache
-from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.kube.transport import ApiServer, KubeError, Query
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.objects import has_same_spec
 
-# Objects in one page of a list: all pods of a large cluster in one response would be a hundred megabytes.
-_PAGE = 500
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -40,9 +40,6 @@ _NO_VERSION = {"resourceVersion": "1"}
 
 # Attempts of an apply while only the status of its object changes.
 _ATTEMPTS = 5
-
-# Query parameters of a request, in order.
-Query = list[tuple[str, str]]
 
 
 class KubeClient:
@@ -78,18 +75,13 @@ class KubeClient:
             KubeError: the API server failed. The iterator reads further pages, and raises it too.
         """
         selectors = (("labelSelector", selector), ("fieldSelector", fields))
-        query = [("limit", str(_PAGE)), *(each for each in selectors if each[1])]
-        first = self._send("GET", kind.path(namespace), query)
-        return str(first["metadata"]["resourceVersion"]), self._items(kind, kind.path(namespace), query, first)
+        version, items = self._guarded(self._server.list, kind.path(namespace), [each for each in selectors if each[1]])
+        return version, self._items(kind, items)
 
-    def _items(self, kind: Kind, path: str, query: Query, page: Any) -> Iterator[Object]:
-        while True:
-            for item in page["items"]:
-                # List items lack these two fields.
-                yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
-            if not (more := page["metadata"].get("continue")):
-                return
-            page = self._send("GET", path, [*query, ("continue", more)])
+    def _items(self, kind: Kind, items: Iterator[Any]) -> Iterator[Object]:
+        while (item := self._guarded(next, items, None)) is not None:
+            # List items lack these two fields.
+            yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
 
     def plurals(self, group: str, version: str) -> frozenset[str]:
         """Return the plural resource names of an API group and version; empty if it is not served."""
@@ -286,12 +278,18 @@ class KubeClient:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
+        return self._guarded(self._server.request, method, path, query, body, content_type)
+
+    def _guarded(
+        self, send: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+    ) -> _Result:
+        """Call a function that sends requests, unless the API server has asked all workers to back off."""
         pause = self._not_before - time.monotonic()
         if pause > 0:
             # Retry-After applies to the requests of all workers.
             raise KubeError(429, "not sent: backing off, the API server sent Retry-After", pause)
         try:
-            return self._server.request(method, path, query, body, content_type)
+            return send(*args, **kwargs)
         except KubeError as error:
             self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
             raise

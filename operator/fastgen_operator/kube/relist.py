@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.sources import Source, Sources, describe
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of
 from fastgen_operator.objects import version_of
 
+# Seconds before the first retry of a failed list, and the maximum; the backoff doubles in between.
+_FIRST, _LONGEST = 1.0, 60.0
+_MOST_DOUBLINGS: Final = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Relister:
-    """Lists everything that the operator reads.
+    """Lists everything that the operator reads, each kind and namespace on its own.
 
     Attributes:
         kinds: returns the kinds to list now, in addition to FastGenDeployments.
         scopes: the namespaces to list; (None,) for all.
+        interval: seconds between two lists of the same objects.
+        clock: monotonic seconds.
     """
 
     client: KubeClient
     cache: InformerCache
     watches: Watches
+    sources: Sources
     kinds: Callable[[], Iterable[Kind]]
     scopes: Sequence[str | None]
-    # Found by a relist that failed later: its next lists find the cache corrected.
-    _changed: set[Key] = field(default_factory=set)
+    interval: float = 300.0
+    clock: Callable[[], float] = time.monotonic
+    _due: dict[Source, float] = field(default_factory=dict)
+    _failures: dict[Source, int] = field(default_factory=dict)
 
     def relist(self) -> set[Key]:
-        """List everything; return the resources for which the cache was wrong.
+        """List what is due; return the resources for which the cache was wrong.
+
+        A list that fails is retried after a backoff.
 
         Raises:
-            KubeError: a list failed; the message names the kind. The next complete relist returns what this one found.
+            KubeError: nothing can be listed.
         """
-        for kind in (FASTGEN, *self.kinds()):
-            for namespace in self.scopes:
-                versions: dict[str, int] = {}
+        changed: set[Key] = set()
+        failure: KubeError | None = None
+        kinds = (FASTGEN, *self.kinds())
+        for source in [source for source in self._due if source[0] not in kinds]:
+            # Its CRD was removed. If it returns, it is listed at once.
+            del self._due[source]
+        for kind in kinds:
+            for scope in self.scopes:
+                if self._due.get((kind, scope), 0.0) > self.clock():
+                    continue
                 try:
-                    version, objects = self.client.list(kind, namespace, "" if kind == FASTGEN else OWNER_LABEL)
-                    found = self.cache.replace(kind, namespace, _record_versions(versions, objects), version)
+                    changed |= self.list((kind, scope))[1]
                 except KubeError as error:
-                    raise KubeError(error.status, f"listing {kind.plural}: {error}", error.retry_after) from error
-                self._changed.update(found)
-                self.watches.listed(kind, namespace, versions)
-        changed = set(self._changed)
-        self._changed.clear()
+                    failure = failure or error
+        if failure is not None and self.sources.all_fail():
+            raise failure
         return changed
+
+    def list(self, source: Source, *, opens_watch: bool = False) -> tuple[str, set[Key]]:
+        """List one kind in one namespace; return the list's version, and the resources for which the cache was wrong.
+
+        Args:
+            opens_watch: a watch reports the changes from this version on.
+
+        Raises:
+            KubeError: the list failed; the message names the kind.
+        """
+        kind, scope = source
+        versions: dict[str, int] = {}
+        try:
+            version, objects = self.client.list(kind, scope, "" if kind == FASTGEN else OWNER_LABEL)
+            changed = self.cache.replace(kind, scope, _record_versions(versions, objects), version)
+        except KubeError as error:
+            self.sources.failed(source, "list", str(error))
+            failures = self._failures[source] = self._failures.get(source, 0) + 1
+            backoff = min(_LONGEST, _FIRST * 2 ** min(failures - 1, _MOST_DOUBLINGS))
+            self._due[source] = self.clock() + max(error.retry_after, min(self.interval, backoff))
+            raise KubeError(error.status, f"listing {describe(source)}: {error}", error.retry_after) from error
+        self._failures.pop(source, None)
+        self._due[source] = self.clock() + self.interval
+        self.sources.succeeded(source, "list")
+        if opens_watch:
+            self.watches.opened(kind, scope, versions)
+        else:
+            self.watches.listed(kind, scope, versions)
+        return version, changed
 
 
 def _record_versions(versions: dict[str, int], objects: Iterable[Object]) -> Iterator[Object]:

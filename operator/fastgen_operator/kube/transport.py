@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3 import BaseHTTPResponse as HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.kube.decode import decode, decode_page
 from fastgen_operator.metrics import Metrics
+
+# Query parameters of a request, in order.
+Query = list[tuple[str, str]]
+
+# Bytes and objects in one page of a list, and the objects in the first. An object has at most 1.5 MB.
+_PAGE_BYTES: Final = 8 << 20
+_MOST_OBJECTS, _FIRST_OBJECTS = 500, 100
+_CHUNK: Final = 1 << 16
 
 _CONNECT_SECONDS = 5.0
 # Upper bound of Retry-After, seconds.
@@ -100,7 +109,7 @@ class ApiServer:
         self,
         method: str,
         path: str,
-        query: list[tuple[str, str]] | None = None,
+        query: Query | None = None,
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
@@ -109,6 +118,50 @@ class ApiServer:
         Raises:
             KubeError: no response, a status other than 2xx, or a body that is not JSON.
         """
+        return _decoded(method, path, decode, self._send(method, path, query, body, content_type))
+
+    def list(self, path: str, query: Query) -> tuple[str, Iterator[Any]]:
+        """Return the resource version of a list, and an iterator over its objects.
+
+        Pages have at most `_PAGE_BYTES`: the number of objects in a page follows the size of those before. A page of
+        more bytes is requested again with fewer objects.
+
+        Raises:
+            KubeError: as `request`. The iterator reads further pages, and raises it too.
+        """
+        limit = _FIRST_OBJECTS
+        first, limit = self._page(path, query, limit)
+        return str(first[0]["resourceVersion"]), self._objects(path, query, first, limit)
+
+    def _objects(self, path: str, query: Query, page: tuple[Any, Iterator[Any]], limit: int) -> Iterator[Any]:
+        while True:
+            metadata, items = page
+            yield from items
+            if not (more := metadata.get("continue")):
+                return
+            page, limit = self._page(path, [*query, ("continue", more)], limit)
+
+    def _page(self, path: str, query: Query, limit: int) -> tuple[tuple[Any, Iterator[Any]], int]:
+        """Return a page of at most `limit` objects, and the limit of the next page."""
+        while True:
+            data = self._send("GET", path, [("limit", str(limit)), *query], most_bytes=_PAGE_BYTES)
+            if data is not None:
+                fitting = limit * _PAGE_BYTES // (2 * max(1, len(data)))
+                return _decoded("GET", path, decode_page, data), max(1, min(_MOST_OBJECTS, 4 * limit, fitting))
+            if limit == 1:
+                raise KubeError(0, f"one object is larger than {_PAGE_BYTES >> 20} MiB")
+            limit = max(1, limit // 4)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Object | None = None,
+        content_type: str | None = None,
+        most_bytes: int | None = None,
+    ) -> Any:
+        """Send a request and return the body of the response; None if it has more than `most_bytes`."""
         headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if content_type else {})
         verb, url, signed, _, _ = self._client.param_serialize(
             method, path, query_params=query or [], header_params=headers, auth_settings=["BearerToken"]
@@ -116,7 +169,7 @@ class ApiServer:
         try:
             # The body is plain JSON: the client would walk through it to convert its own models.
             response = self._client.call_api(verb, url, signed, body, _request_timeout=self._timeout)
-            data: bytes = response.read()  # type: ignore[no-untyped-call]
+            data = _body(response.response, most_bytes)
         except (HTTPError, ApiException) as error:
             self._metrics.api_requests.labels(method, "none").inc()
             raise KubeError(0, f"reaching the API server: {error}") from error
@@ -124,19 +177,37 @@ class ApiServer:
             self._ended()
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
-            message, causes = _error_of(data)
+            message, causes = _error_of(data or b"")
             message = message or f"{method} {path}: HTTP {response.status}"
             raise KubeError(response.status, message, _seconds(response.headers.get("Retry-After")), causes)
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise KubeError(0, f"reaching the API server: {method} {path} returned a body that is not JSON") from error
+        return data
+
+
+def _body(response: HTTPResponse, most_bytes: int | None) -> bytes | None:
+    """Read the body of a response; stop, and return None, after `most_bytes`."""
+    parts, size = [], 0
+    for part in response.stream(_CHUNK):
+        size += len(part)
+        if most_bytes is not None and size > most_bytes:
+            # The rest is not read: the connection cannot be used again.
+            response.close()
+            return None
+        parts.append(part)
+    response.release_conn()
+    return b"".join(parts)
+
+
+def _decoded(method: str, path: str, parse: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return parse(data)
+    except ValueError as error:
+        raise KubeError(0, f"reaching the API server: {method} {path} returned a body that is not JSON") from error
 
 
 def _error_of(data: bytes) -> tuple[str, tuple[str, ...]]:
     """Return the message and the causes of an error response."""
     try:
-        answer = json.loads(data)
+        answer = decode(data)
     except ValueError:
         return data.decode(errors="replace").strip(), ()
     if not isinstance(answer, dict):

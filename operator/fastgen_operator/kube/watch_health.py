@@ -19,7 +19,7 @@ class Watches:
         clock: monotonic seconds.
         kinds: the watched kinds; lists of other kinds are ignored.
         scopes: the watched namespaces, each with watches of its own; (None,) for all.
-        patience: seconds from now within which each watch delivers its first event: kopf lists everything first.
+        patience: seconds from now within which each watch opens.
     """
 
     def __init__(
@@ -44,6 +44,19 @@ class Watches:
             else:
                 watch.see(uid, version)
 
+    def opened(self, kind: Kind, scope: str | None, versions: Mapping[str, int]) -> None:
+        """Record the list from whose version on a watch reports every change."""
+        now = self._clock()
+        with self._lock:
+            if (kind, scope) in self._watches:
+                self._watches[kind, scope] = _Watch(now, versions)
+
+    def failed(self, kind: Kind, scope: str | None) -> None:
+        """Record that a watch cannot be opened: it is retried, and a restart would not help."""
+        with self._lock:
+            if (kind, scope) in self._watches:
+                self._watches[kind, scope].delivered_at = self._clock()
+
     def listed(self, kind: Kind, scope: str | None, versions: Mapping[str, int]) -> None:
         """Record a list: the version of every object of that kind and namespace (None for all), by uid."""
         now = self._clock()
@@ -64,10 +77,10 @@ class Watches:
 class _Watch:
     """The delivered versions of one watch, and the missing ones with the time of the list that showed them."""
 
-    def __init__(self, delivered_at: float) -> None:
+    def __init__(self, delivered_at: float, seen: Mapping[str, int] | None = None) -> None:
         self.missing: dict[str, tuple[int, float]] = {}
         self.delivered_at = delivered_at
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, int] = dict(seen or {})
         self._absent: set[str] = set()
 
     def silent_since(self) -> float:

@@ -13,6 +13,7 @@ from fastgen_operator.children import build_children
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
+from fastgen_operator.objects import FAULT
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
@@ -92,6 +93,17 @@ def parse_spec(resource: Object) -> Spec | Problem:
         first = error.errors()[0]
         field = ".".join(["spec", *(str(part) for part in first["loc"])])
         return Problem("InvalidSpec", f"{field}: {first['msg']}: apply the CRD that belongs to this operator")
+
+
+def find_fault(observed: Observed) -> Problem | None:
+    """Return why the resource, or a child of it, is nested too deeply or too large to be used; None if neither is."""
+    if (fault := observed.resource.get(FAULT)) is not None:
+        return Problem("InvalidSpec", f"{fault}; the pods stay unchanged until then")
+    for (kind, name), child in observed.children.items():
+        if FAULT in child and is_controlled_by(child, observed.resource):
+            words = f"the {kind.name} {name} cannot be read: {child[FAULT]}, or delete the {kind.name}"
+            return Problem("UnreadableChild", words)
+    return None
 
 
 def combine(problems: Sequence[Problem]) -> Problem | None:

@@ -69,12 +69,14 @@ class Cluster:
     def resources(self, namespace: str | None) -> list[Object]:
         """Return the FastGenDeployments of a namespace, or of all if it is None."""
         try:
-            found: list[Object] = self.request("GET", FASTGEN.path(namespace))["items"]
+            _, objects = self.server.list(FASTGEN.path(namespace), [])
+            return [_without_template(each) for each in objects]
         except KubeError as error:
+            if error.status != 404:
+                raise self._failure(error) from error
             raise PluginError(
                 f"{self._place} has no resource {FASTGEN.plural}.{FASTGEN.group}: install the chart charts/fastgen"
             ) from error
-        return found
 
     def resource(self, name: str) -> Object:
         """Return a FastGenDeployment of the namespace in use."""
@@ -201,6 +203,15 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
     configuration.retries = 0
     server = ApiServer(ApiClient(configuration), Metrics(), _REQUEST_SECONDS)
     return Cluster(configuration, name, namespace or default, server)
+
+
+def _without_template(resource: Object) -> Object:
+    """Return a resource without the parts that can be large, and that no command reads."""
+    spec = {name: value for name, value in resource["spec"].items() if name != "podTemplate"}
+    metadata = {
+        name: value for name, value in resource["metadata"].items() if name not in ("managedFields", "annotations")
+    }
+    return {**resource, "metadata": metadata, "spec": spec}
 
 
 def _named(contexts: list[Any], name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -63,8 +63,13 @@ class PlanExecutor:
     contention: Contention = field(default_factory=Contention)
     _written: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
-    def run(self, plan: Plan, observed: Observed) -> tuple[Observed, Problem | None]:
+    def run(
+        self, plan: Plan, observed: Observed, unreadable: Mapping[tuple[Kind, str], KubeError] | None = None
+    ) -> tuple[Observed, Problem | None]:
         """Execute the plan; return what is observed afterwards, and the problem that kept it from being completed.
+
+        Args:
+            unreadable: children that could not be looked up, and are not written, with the error.
 
         Raises:
             KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
@@ -72,7 +77,7 @@ class PlanExecutor:
         """
         outcome = _Outcome([] if plan.problem is None else [plan.problem])
         try:
-            observed = self._apply_all(plan, observed, outcome)
+            observed = self._apply_all(plan, observed, unreadable or {}, outcome)
         finally:
             if outcome.created:
                 *others, last = outcome.created
@@ -115,7 +120,13 @@ class PlanExecutor:
             apply.kind == DEPLOYMENT and not self._is_held(apply, self._lost(apply, observed)) for apply in plan.applies
         )
 
-    def _apply_all(self, plan: Plan, observed: Observed, outcome: _Outcome) -> Observed:
+    def _apply_all(
+        self,
+        plan: Plan,
+        observed: Observed,
+        unreadable: Mapping[tuple[Kind, str], KubeError],
+        outcome: _Outcome,
+    ) -> Observed:
         """Apply the plan's children, and return what is observed afterwards.
 
         Raises:
@@ -129,6 +140,8 @@ class PlanExecutor:
                 continue
             before = outcome.errors()
             try:
+                if (unknown := unreadable.get((apply.kind, apply.name))) is not None:
+                    raise unknown
                 observed = self._apply(apply, observed, plan.deletion_costs, outcome)
             except KubeError as error:
                 if error.is_namespace_leaving or not error.is_answer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.compact import unpack
 from fastgen_operator.plan.observed import Observed
 
 
@@ -22,6 +24,12 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_clas
         pods=tuple(pod for pod in pods if not _is_download(pod)),
         fetch_pods=tuple(pod for pod in pods if _is_download(pod)),
     )
+
+
+def unpacked(observed: Observed) -> Observed:
+    """Return what was observed with the large specs of the resource and its children, which the cache keeps packed."""
+    children = {key: unpack(child) for key, child in observed.children.items()}
+    return replace(observed, resource=unpack(observed.resource), children=children)
 
 
 def needs_reconciles(resource: Object, operator_class: str | None) -> bool:

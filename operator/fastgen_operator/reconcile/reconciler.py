@@ -14,20 +14,20 @@ from fastgen_operator.autoscale.loop import FIXED_PERIODS
 from fastgen_operator.autoscale.rules.schedules import timetable
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import FASTGEN, Key, Object
+from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.broken_gpus import next_replacement
 from fastgen_operator.plan.observed import Observed, settle_replicas
-from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
+from fastgen_operator.plan.plan import Plan, Problem, find_fault, make_plan, parse_spec
 from fastgen_operator.plan.supply import mode_of, subject_of
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.nodes import Nodes
-from fastgen_operator.reconcile.observe import needs_reconciles, observe
+from fastgen_operator.reconcile.observe import needs_reconciles, observe, unpacked
 from fastgen_operator.reconcile.older_crd import DroppedFields
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
@@ -69,20 +69,22 @@ class Reconciler:
     Attributes:
         cache: what the watches and the operator's own writes have shown.
         client: writes, and reads objects that are not watched.
-        platform: returns what the cluster offers now.
+        platform: returns what the cluster offers now in a namespace.
         now: returns the time, with a time zone, for transition times and Events.
         read_loads: returns the tokens in flight, by pod name, of the pods that serve a model and answer in time.
         operator_class: the class of the resources to reconcile; None for those without a class.
+        is_stale: returns whether the replicas of a namespace cannot be counted now: their number then stays as it is.
     """
 
     cache: InformerCache
     client: KubeClient
     metrics: Metrics
-    platform: Callable[[], Platform]
+    platform: Callable[[str], Platform]
     watchlist: Watchlist
     now: Callable[[], datetime]
     read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
     operator_class: str | None = None
+    is_stale: Callable[[str], bool] = lambda _: False
     nodes: Nodes = field(init=False)
     dropped: DroppedFields = field(default_factory=DroppedFields)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
@@ -116,21 +118,27 @@ class Reconciler:
         The others, of which nothing has changed, count as reconciled: alerts watch that reconciles go on. A later
         change queues its resource, so this may run beside reconciles.
         """
-        platform, now = self.platform(), self.now()
+        now = self.now()
         found = []
         for key in keys:
             began = time.perf_counter()
-            observed = observe(self.cache, key, platform.kinds, self.operator_class)
-            memory = self._memories.get(key)
-            if (
-                observed is None
-                or memory is None
-                or not memory.settled.is_settled(self._inputs(observed, platform), now)
-            ):
-                found.append(key)
-            else:
+            if self._is_settled(key, now):
                 self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+            else:
+                found.append(key)
         return found
+
+    def _is_settled(self, key: Key, now: datetime) -> bool:
+        memory, platform = self._memories.get(key), self.platform(key[0])
+        try:
+            observed = observe(self.cache, key, platform.kinds, self.operator_class)
+            if observed is None or memory is None:
+                return False
+            return memory.settled.is_settled(self._inputs(observed, platform), now)
+        except Exception:
+            # Its reconcile fails and is reported; the resync goes on with the others.
+            logger.debug("%s/%s: comparing the inputs", *key, exc_info=True)
+            return False
 
     def seconds_until_due(self, key: Key) -> float | None:
         """Return the seconds until a schedule starts or ends or a pod may be replaced; None if nothing is due."""
@@ -138,7 +146,7 @@ class Reconciler:
         return None if memory is None or memory.due is None else (memory.due - self.now()).total_seconds()
 
     def _reconcile(self, key: Key, memory: _Memory) -> Problem | None:
-        platform, now = self.platform(), self.now()
+        platform, now = self.platform(key[0]), self.now()
         if memory.due is not None and memory.due <= now:
             # Not again and again, if this reconcile does not get far enough to find the next time.
             memory.due = None
@@ -150,8 +158,8 @@ class Reconciler:
         if memory.settled.is_settled(inputs, now):
             return None
         memory.settled.forget()
-        observed = replace(observed, at=now)
-        spec = parse_spec(observed.resource)
+        observed = replace(unpacked(observed), at=now)
+        spec = find_fault(observed) or parse_spec(observed.resource)
         if isinstance(spec, Problem):
             self._write_status(observed, build_status(None, observed, spec, now), memory)
             return spec
@@ -167,7 +175,8 @@ class Reconciler:
         if plan.adopts:
             observed = memory.executor.adopt(plan.adopts, observed)
             plan = make_plan(spec, observed, platform)
-        if (complete := self._fetch(plan, spec, observed, memory)) is not observed:
+        complete, unreadable = self._fetch(plan, spec, observed, memory)
+        if complete is not observed:
             observed = complete
             plan = make_plan(spec, observed, platform)
         if plan.adopts:
@@ -175,7 +184,7 @@ class Reconciler:
             observed = memory.executor.adopt(plan.adopts, observed)
             plan = make_plan(spec, observed, platform)
         try:
-            observed, problem = memory.executor.run(plan, observed)
+            observed, problem = memory.executor.run(plan, observed, unreadable)
         except KubeError as error:
             if not error.is_namespace_leaving:
                 raise
@@ -187,7 +196,7 @@ class Reconciler:
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in observed.supply)
         is_done = plan.writes_nothing and not is_written
-        if is_in_cache and is_done and is_served and shows_ready(status):
+        if is_in_cache and is_done and is_served and shows_ready(status) and not self.is_stale(key[0]):
             memory.settled.remember(inputs, now, observed.timetable.due)
         return problem
 
@@ -201,10 +210,10 @@ class Reconciler:
         memory.failing_since = memory.failing_since or now
         if is_within(_FAILURE_GRACE, memory.failing_since, now):
             return
-        observed = observe(self.cache, key, self.platform().kinds, self.operator_class)
+        observed = observe(self.cache, key, self.platform(key[0]).kinds, self.operator_class)
         if observed is None:
             return
-        observed = replace(observed, at=now)
+        observed = replace(unpacked(observed), at=now)
         problem = _failure_problem(observed.resource, error)
         spec = parse_spec(observed.resource)
         try:
@@ -233,7 +242,9 @@ class Reconciler:
         times = (observed.timetable.due, next_replacement(spec, observed))
         memory.due = min((time for time in times if time is not None), default=None)
         if (record := self.watchlist.lookup(observed.key, uid)) is not None:
-            decision = record.decision if is_autoscaled and record.mode == mode_of(spec) else None
+            is_usable = is_autoscaled and record.mode == mode_of(spec) and not self.is_stale(observed.key[0])
+            # Without a decision, the number of replicas stays as it is.
+            decision = record.decision if is_usable else None
             # The samples of other fleets are too old to order their pods.
             tokens = record.in_flight_tokens if is_autoscaled else {}
             observed = replace(observed, speeds=record.speeds, decision=decision, in_flight_tokens=tokens)
@@ -249,18 +260,31 @@ class Reconciler:
         same = live is not None and live["metadata"]["uid"] == observed.resource["metadata"]["uid"]
         return live is not None and same and needs_reconciles(live, self.operator_class)
 
-    def _fetch(self, plan: Plan, spec: Spec, observed: Observed, memory: _Memory) -> Observed:
-        """Add what the plan needs to know; return the same object if there is nothing to add."""
+    def _fetch(
+        self, plan: Plan, spec: Spec, observed: Observed, memory: _Memory
+    ) -> tuple[Observed, dict[tuple[Kind, str], KubeError]]:
+        """Add what the plan needs to know; return the same object if there is nothing to add.
+
+        Also return the children that cannot be looked up: a kind that cannot be read stops no other.
+        """
         namespace, name = observed.key
+        unreadable: dict[tuple[Kind, str], KubeError] = {}
         for kind, child in plan.names_to_look_up:
-            if (live := self.client.get(kind, namespace, child)) is not None:
+            try:
+                live = self.client.get(kind, namespace, child)
+            except KubeError as error:
+                if not error.is_answer:
+                    raise
+                unreadable[kind, child] = error
+                continue
+            if live is not None:
                 observed = settle_replicas(spec, observed.with_child(kind, live))
         if plan.loads_to_read and memory.executor.is_due(plan, observed):
             loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
             observed = replace(observed, in_flight_tokens=loads)
         if plan.needs_nodes:
             observed = replace(observed, nodes=self.nodes.read(self.now()))
-        return observed
+        return observed, unreadable
 
     def _write_status(self, observed: Observed, status: dict[str, Any], memory: _Memory) -> bool:
         """Export the conditions as metrics; write a changed status, and Events for its transitions.

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fastgen_operator.kinds import Key
+from fastgen_operator.kinds import FASTGEN, Key
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.relist import Relister
+from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -21,6 +22,7 @@ from fastgen_operator.runtime.leader_election import Leadership, SoleLeadership
 from fastgen_operator.runtime.liveness import Heartbeat, Progress, Sign, Stalled
 from fastgen_operator.runtime.settings import Settings
 from fastgen_operator.runtime.workqueue import WorkQueue
+from fastgen_operator.status.conditions.progressing import is_refused
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,8 @@ class Controller:
     Attributes:
         progress: steps of the threads that reconcile and list.
         clock: monotonic seconds.
-        listed: set after the first complete list: the CRD exists, and reconciles may start.
+        listed: set when a namespace, or the cluster, is listed for the first time: reconciles may start. Resources of
+            namespaces that cannot be listed wait (`kube/sources.py`).
         queue: the resources to reconcile.
         heartbeat: progress of the loops, for the liveness probe.
     """
@@ -50,6 +53,7 @@ class Controller:
     metrics: Metrics
     leadership: Leadership | SoleLeadership
     watches: Watches
+    sources: Sources
     progress: Progress
     clock: Callable[[], float] = time.monotonic
     listed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +71,14 @@ class Controller:
         settings, progress, clock = self.settings, self.progress, self.clock
         self._resync_step_at = clock()
         first, limit = settings.retry_seconds, settings.retry_limit_seconds
-        self.queue = WorkQueue(first=first, limit=limit, jitter=random.random, clock=clock)
+        self.queue = WorkQueue(
+            first=first,
+            limit=limit,
+            jitter=random.random,
+            clock=clock,
+            yields=self._is_refused,
+            most_yielding=max(1, settings.workers // 2),
+        )
         resyncs = max(_ROUNDS * settings.resync_seconds, settings.stall_seconds)
         self.heartbeat = Heartbeat(
             clock,
@@ -86,7 +97,7 @@ class Controller:
     def check_ready(self) -> dict[str, float]:
         """Return the readiness probe's values; raise Stalled before the first complete list."""
         if not self.listed.is_set():
-            raise Stalled("the cluster could not be listed yet; see the log")
+            raise Stalled(f"the cluster could not be listed yet: {self.sources.first_failure() or 'see the log'}")
         return {"leads": float(self.leadership.holds())}
 
     def start(self) -> list[asyncio.Task[None]]:
@@ -123,6 +134,10 @@ class Controller:
         while not self._is_closing:
             await self._wait_for_backoff()
             key = await self.queue.take()
+            if not self.sources.serves(key[0]):
+                # The resync queues it again when the namespace is listed.
+                self.queue.done(key)
+                continue
             self._busy.add(task)
             retry_after = await self._reconcile(key)
             self._busy.discard(task)
@@ -155,20 +170,27 @@ class Controller:
 
     async def _resync(self) -> None:
         interval, retry = self.settings.resync_seconds, self.settings.retry_seconds
-        pause, next_list = retry, self.clock()
+        pause = retry
         while True:
             try:
                 await self._wait_for_backoff()
                 self._resync_step_at = self.clock()
                 # Before any reconcile: the platform decides which children are written.
-                changed = await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh)
-                if changed or self.clock() >= next_list:
-                    await self._relist()
-                    next_list = self.clock() + self.settings.relist_seconds
+                await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh)
+                # Corrects the cache; resources for which it was wrong are reconciled, deleted ones included.
+                wrong = await asyncio.to_thread(self.progress.run, "list", self.relister.relist)
+                # After a start these are all: those that have been handled before do not wait for new ones.
+                for key in sorted(wrong, key=self._is_new):
+                    self.queue.add(key)
                 # In one thread for all: handing each to a worker takes longer than to see that nothing has changed.
                 unsettled = self.reconciler.unsettled
-                for key in await asyncio.to_thread(self.progress.run, "list", unsettled, self.cache.resources()):
-                    self.queue.add(key)
+                served = [key for key in self.cache.resources() if self.sources.serves(key[0])]
+                for key in await asyncio.to_thread(self.progress.run, "list", unsettled, served):
+                    self.queue.add_idle(key)
+                if not self.listed.is_set() and not self.sources.serves_any():
+                    await asyncio.sleep(pause)
+                    pause = min(interval, 2 * pause)
+                    continue
                 self.listed.set()
                 pause = retry
                 # Jitter keeps loops with the same interval from staying in phase.
@@ -178,16 +200,23 @@ class Controller:
                 self._back_off(error)
                 await asyncio.sleep(pause)
                 pause = min(interval, 2 * pause)
-
-    async def _relist(self) -> None:
-        """Correct the cache, and queue the resources for which it was wrong, deleted ones included."""
-        for key in await asyncio.to_thread(self.progress.run, "list", self.relister.relist):
-            self.queue.add(key)
+            except Exception:
+                # A defect at one object must not end the resync of all.
+                logger.exception("resync")
+                await asyncio.sleep(interval)
 
     async def _beat(self) -> None:
         while True:
             self.heartbeat.beat()
             await asyncio.sleep(min(1.0, self.settings.stall_seconds / 4))
+
+    def _is_new(self, key: Key) -> bool:
+        resource = self.cache.get(FASTGEN, *key)
+        return resource is None or "status" not in resource
+
+    def _is_refused(self, key: Key) -> bool:
+        resource = self.cache.get(FASTGEN, *key)
+        return resource is not None and is_refused(resource)
 
     def _back_off(self, error: KubeError) -> None:
         """Delay all reconciles by Retry-After, not only that of the resource that received it."""

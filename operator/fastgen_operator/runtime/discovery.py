@@ -8,6 +8,7 @@ from dataclasses import replace
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import OPTIONAL_KINDS, Kind
 from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import KubeError
 
 logger = logging.getLogger(__name__)
@@ -18,32 +19,41 @@ class Discovery:
 
     Args:
         platform: the part that is known without a request.
+        sources: tells which kinds cannot be read now. An optional one is left alone meanwhile: its children are neither
+            written nor deleted.
     """
 
-    def __init__(self, client: KubeClient, platform: Platform) -> None:
+    def __init__(self, client: KubeClient, platform: Platform, sources: Sources) -> None:
         self._client = client
         self._platform = platform
+        self._sources = sources
+        self._by_kinds: dict[frozenset[Kind], Platform] = {}
 
-    def platform(self) -> Platform:
-        """Return the platform as of the last `refresh`; without optional kinds before the first."""
-        return self._platform
+    def kinds(self) -> frozenset[Kind]:
+        """Return the optional kinds as of the last `refresh`."""
+        return self._platform.optional_kinds
+
+    def platform(self, namespace: str) -> Platform:
+        """Return the platform of a namespace as of the last `refresh`; without optional kinds before the first."""
+        usable = frozenset(kind for kind in self.kinds() if not self._sources.fails(kind, namespace))
+        # The same object for the same kinds: settled resources compare it by identity.
+        return self._by_kinds.setdefault(usable, replace(self._platform, optional_kinds=usable))
 
     def refresh(self) -> bool:
-        """Discover the optional kinds; return whether they changed.
-
-        Raises:
-            KubeError: the API server failed; the platform stays as it was.
-        """
+        """Discover the optional kinds; return whether they changed. A kind that cannot be looked up stays as it was."""
+        before = self.kinds()
         found = frozenset(kind for kind in OPTIONAL_KINDS if self._exists(kind))
-        if found == self._platform.optional_kinds:
+        if found == before:
             return False
         names = ", ".join(sorted(kind.name for kind in found))
         logger.info("optional kinds that the cluster serves: %s", names or "none")
         self._platform = replace(self._platform, optional_kinds=found)
+        self._sources.forget(tuple(before - found))
         return True
 
     def _exists(self, kind: Kind) -> bool:
         try:
             return kind.plural in self._client.plurals(kind.group, kind.version)
         except KubeError as error:
-            raise KubeError(error.status, f"looking up {kind.plural}: {error}", error.retry_after) from error
+            logger.debug("looking up %s: %s", kind.plural, error)
+            return kind in self.kinds()

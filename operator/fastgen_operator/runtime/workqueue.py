@@ -12,15 +12,30 @@ class WorkQueue:
     """Keys of resources to reconcile.
 
     Args:
+        yields: returns whether a key is taken only if no other waits: its last reconcile was refused, and the next one
+            most likely is, too. Such resources, however many and however expensive, do not delay others.
+        most_yielding: how many such keys may be processed at once.
         first, limit: seconds before the first retry, and the maximum; the backoff doubles in between.
         jitter: returns a number from 0 to 1; a retry waits between 50 and 100 % of its backoff.
         clock: monotonic seconds.
     """
 
-    def __init__(self, *, first: float, limit: float, jitter: Callable[[], float], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        first: float,
+        limit: float,
+        jitter: Callable[[], float],
+        clock: Callable[[], float],
+        yields: Callable[[Key], bool] = lambda _: False,
+        most_yielding: int = 1,
+    ) -> None:
         self._first, self._limit, self._jitter, self._clock = first, limit, jitter, clock
-        self._waiting: dict[Key, float] = {}  # time of `add`, oldest first
-        self._processing: set[Key] = set()
+        self._yields, self._most_yielding = yields, most_yielding
+        # Time of `add`, oldest first.
+        self._waiting: dict[Key, float] = {}
+        self._yielding: dict[Key, float] = {}
+        self._processing: dict[Key, bool] = {}  # whether it yields
         self._again: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
@@ -32,8 +47,17 @@ class WorkQueue:
         if key in self._processing:
             self._again.add(key)
             return
-        self._waiting.setdefault(key, self._clock())
+        if self._yields(key):
+            if key not in self._waiting:
+                self._yielding.setdefault(key, self._clock())
+        else:
+            self._waiting.setdefault(key, self._yielding.pop(key, self._clock()))
         self._wake.set()
+
+    def add_idle(self, key: Key) -> None:
+        """Queue a key, unless its retry is pending: nothing has happened that makes another attempt more useful now."""
+        if key not in self._retries:
+            self.add(key)
 
     def add_after(self, key: Key, seconds: float | None) -> None:
         """Queue a key in `seconds`, whatever happens before, instead of at its earlier such time; None: not at all."""
@@ -41,13 +65,19 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """Return the key that has waited longest, waiting for one if needed; `done` or `retry` must follow."""
-        while not self._waiting:
+        while (lane := self._next_lane()) is None:
             self._wake.clear()
             await self._wake.wait()
-        key = next(iter(self._waiting))
-        del self._waiting[key]
-        self._processing.add(key)
+        key = next(iter(lane))
+        del lane[key]
+        self._processing[key] = lane is self._yielding
         return key
+
+    def _next_lane(self) -> dict[Key, float] | None:
+        if self._waiting:
+            return self._waiting
+        may_yield = sum(self._processing.values()) < self._most_yielding
+        return self._yielding if self._yielding and may_yield else None
 
     def done(self, key: Key) -> None:
         """End the processing of a key, without a retry."""
@@ -69,10 +99,13 @@ class WorkQueue:
 
     def oldest_wait(self) -> float:
         """Return the longest wait of a key, seconds; 0 if none waits."""
-        return self._clock() - min(self._waiting.values()) if self._waiting else 0.0
+        times = [*self._waiting.values(), *self._yielding.values()]
+        return self._clock() - min(times) if times else 0.0
 
     def _finish(self, key: Key) -> None:
-        self._processing.discard(key)
+        del self._processing[key]
+        # Another key may be taken now that yields.
+        self._wake.set()
         if key in self._again:
             self._again.discard(key)
             self.add(key)

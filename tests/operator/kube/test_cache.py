@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.compact import compact
 from fastgen_operator.kube.relist import Relister
+from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
@@ -124,14 +126,15 @@ class OneDeployment:
         self.requests: list[str] = []
         self.failing = ""
 
-    def request(self, method: str, path: str, query: Any = None, body: Any = None, content_type: str = "") -> Object:
-        del content_type
-        selector = dict(query or ()).get("labelSelector", "")
-        self.requests.append(f"{method} {path} {selector}".strip())
+    def list(self, path: str, query: list[tuple[str, str]]) -> tuple[str, Iterator[Object]]:
+        self.requests.append(f"GET {path} {dict(query).get('labelSelector', '')}".strip())
         if self.failing and path.endswith(self.failing):
             raise KubeError(403, "not for you")
-        if method == "GET":
-            return {"items": [], "metadata": {"resourceVersion": "10"}}
+        return "10", iter(())
+
+    def request(self, method: str, path: str, query: Any = None, body: Any = None, content_type: str = "") -> Object:
+        del query, content_type
+        self.requests.append(f"{method} {path}")
         if method == "DELETE":
             return {"kind": "Status", "status": "Success"}
         found = {"name": "chat", "namespace": "space", "labels": {OWNER_LABEL: "chat"}}
@@ -144,7 +147,7 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     cache = InformerCache()
     client = KubeClient(server, cache, Metrics(), lambda: True)
     watches = Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
-    Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
+    Relister(client, cache, watches, Sources((None,)), lambda: (DEPLOYMENT,), (None,)).relist()
     assert server.requests == [f"GET {FASTGEN.path(None)}", f"GET {DEPLOYMENT.path(None)} {OWNER_LABEL}"]
     manifest = {**pod("chat", 0), "kind": "Deployment"}
     live = client.apply(DEPLOYMENT, manifest, None)
@@ -154,47 +157,56 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     status = cache.get(FASTGEN, *KEY)
     assert status is not None
     assert status["status"] == {"url": "x"}
-    live = client.annotate(DEPLOYMENT, live, {"a": "b"}) or live
-    assert cache.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"a": "b"}
+    live = client.annotate(DEPLOYMENT, live, {"fastgen.dev/a": "b", "a": "long"}) or live
+    assert cache.owned(DEPLOYMENT, KEY)[0]["metadata"]["annotations"] == {"fastgen.dev/a": "b"}
     client.delete(DEPLOYMENT, live)
     assert cache.owned(DEPLOYMENT, KEY) == []
     assert [request.split()[0] for request in server.requests[2:]] == ["PATCH", "PATCH", "PATCH", "DELETE"]
 
 
-def test_a_failed_list_names_its_kind() -> None:
+def test_a_list_that_fails_stops_no_other_and_is_retried_after_a_backoff() -> None:
     server: Any = OneDeployment()
-    server.failing = "/deployments"
+    server.failing = "/fastgendeployments"
+    cache, now = InformerCache(), [0.0]
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    watches, sources = Watches(time.monotonic, (FASTGEN, DEPLOYMENT)), Sources((None,))
+    relister = Relister(client, cache, watches, sources, lambda: (DEPLOYMENT,), (None,), 300.0, lambda: now[0])
+    cache.put(DEPLOYMENT, pod("chat", 1))
+    assert relister.relist() == {KEY}, "the deleted Deployment was found"
+    assert sources.first_failure() == "fastgendeployments: not for you"
+    asked = []
+    for second in range(300):
+        now[0] = float(second)
+        server.requests.clear()
+        assert relister.relist() == set()
+        asked += [second] * len(server.requests)
+    assert asked == [1, 3, 7, 15, 31, 63, 123, 183, 243], "the one that fails, and no other"
+    server.failing, now[0] = "", 303.0
+    relister.relist()
+    assert sources.first_failure() == ""
+
+
+def test_an_error_is_raised_if_nothing_can_be_listed() -> None:
+    server: Any = OneDeployment()
+    server.failing = "s"
     cache = InformerCache()
     client = KubeClient(server, cache, Metrics(), lambda: True)
     watches = Watches(time.monotonic, (FASTGEN, DEPLOYMENT))
-    with pytest.raises(KubeError, match="listing deployments: not for you"):
-        Relister(client, cache, watches, lambda: (DEPLOYMENT,), (None,)).relist()
-
-
-def test_what_a_relist_finds_before_it_fails_is_reported_by_the_next_one() -> None:
-    """A resource whose deletion no watch has shown would keep its metrics and its place in the autoscaler."""
-    server: Any = OneDeployment()
-    server.failing = "/deployments"
-    cache = InformerCache()
-    client = KubeClient(server, cache, Metrics(), lambda: True)
-    relister = Relister(client, cache, Watches(time.monotonic, (FASTGEN, DEPLOYMENT)), lambda: (DEPLOYMENT,), (None,))
-    cache.put(FASTGEN, pod("chat", 1))
-    with pytest.raises(KubeError):
+    relister = Relister(client, cache, watches, Sources((None,)), lambda: (DEPLOYMENT,), (None,))
+    with pytest.raises(KubeError, match="listing fastgendeployments: not for you"):
         relister.relist()
-    assert cache.resources() == []
-    server.failing = ""
-    assert relister.relist() == {KEY}
-    assert relister.relist() == set()
 
 
 def test_a_list_that_fails_at_a_later_page_changes_nothing() -> None:
     """The token of the next page expires, for example."""
 
     class Paged:
-        def request(self, *request: Any) -> Object:
-            if "continue" in dict(request[2]):
-                raise KubeError(410, "the provided continue parameter is too old")
-            return {"items": [pod("new", 5)], "metadata": {"resourceVersion": "10", "continue": "more"}}
+        def list(self, *_: Any) -> tuple[str, Iterator[Object]]:
+            return "10", self.objects()
+
+        def objects(self) -> Iterator[Object]:
+            yield pod("new", 5)
+            raise KubeError(410, "the provided continue parameter is too old")
 
     server: Any = Paged()
     cache = InformerCache()
@@ -202,7 +214,7 @@ def test_a_list_that_fails_at_a_later_page_changes_nothing() -> None:
     client = KubeClient(server, cache, Metrics(), lambda: True)
     watches = Watches(time.monotonic, (FASTGEN,))
     with pytest.raises(KubeError, match="listing fastgendeployments: the provided continue"):
-        Relister(client, cache, watches, lambda: (), (None,)).relist()
+        Relister(client, cache, watches, Sources((None,)), lambda: (), (None,)).relist()
     assert cache.resources() == [KEY]
     assert watches.behind() == 0
 

@@ -266,7 +266,10 @@ def test_the_dashboard_runs_no_script_but_its_own_and_answers_on_this_machine_on
     resources = [chat(), chat(conditions=[condition("Ready", "True", "AllReplicasReady", "<script>alert(1)</script>")])]
     resources[1]["metadata"] = {**resources[1]["metadata"], "name": "other"}
     answers = {"/apis/fastgen.dev/v1alpha1/fastgendeployments": resources, "/api/v1/namespaces/space/pods": PODS}
-    api = JsonServer("127.0.0.1", 0, lambda path, _: (200, {"items": answers.get(path, [])}), "api")
+    version = {"resourceVersion": "1"}
+    api = JsonServer(
+        "127.0.0.1", 0, lambda path, _: (200, {"metadata": version, "items": answers.get(path, [])}), "api"
+    )
     api.start()
     cluster = connect(str(kubeconfig(tmp_path, f"http://127.0.0.1:{api.port}")), None, None)
     pages = serve(cluster, None, 0)

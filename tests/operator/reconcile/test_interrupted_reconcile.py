@@ -211,7 +211,7 @@ def reconciler_of(
     writes: Any = client or cluster
     platform = Platform(f"engine:{operator_class or 'test'}")
     return Reconciler(
-        *(cache, writes, Metrics(), lambda: platform, Watchlist(5.0), partial(_same, now), no_loads, operator_class)
+        *(cache, writes, Metrics(), lambda _: platform, Watchlist(5.0), partial(_same, now), no_loads, operator_class)
     )
 
 

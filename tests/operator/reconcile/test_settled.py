@@ -62,7 +62,7 @@ class World:
     def __post_init__(self) -> None:
         client: Any = self
         self.reconciler = Reconciler(
-            *(self.cache, client, Metrics(), lambda: self.platform, self.watchlist, lambda: self.now),
+            *(self.cache, client, Metrics(), lambda _: self.platform, self.watchlist, lambda: self.now),
             lambda *_: {},
         )
 
@@ -377,3 +377,18 @@ def test_the_recommendation_of_a_dry_run_is_not_carried_out_when_the_dry_run_end
     deployment = world.cache.get(DEPLOYMENT, *KEY)
     assert deployment is not None
     assert deployment["spec"]["replicas"] == 1, "the autoscaler starts from the number that runs"
+
+
+def test_the_replicas_are_held_while_those_that_exist_cannot_be_counted() -> None:
+    world = serving(replicas=None, autoscaling={"minReplicas": 1, "maxReplicas": 5})
+    decide(world, Decision(3))
+    world.reconciler.is_stale = lambda namespace: namespace == "space"
+    world.reconciler.reconcile(KEY)
+    deployment = world.cache.get(DEPLOYMENT, *KEY)
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 1
+    world.reconciler.is_stale = lambda _: False
+    world.reconciler.reconcile(KEY)
+    deployment = world.cache.get(DEPLOYMENT, *KEY)
+    assert deployment is not None
+    assert deployment["spec"]["replicas"] == 3

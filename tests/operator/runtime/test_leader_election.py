@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -247,7 +247,10 @@ def test_nothing_is_written_without_leadership() -> None:
     class Silent:
         def request(self, method: str, *_: object) -> Object:
             assert method == "GET", f"{method} was sent"
-            return {"items": [], "metadata": {"resourceVersion": "1"}}
+            return {}
+
+        def list(self, *_: object) -> tuple[str, Iterator[Object]]:
+            return "1", iter(())
 
     server: Any = Silent()
     client = KubeClient(server, InformerCache(), Metrics(), lambda: False)

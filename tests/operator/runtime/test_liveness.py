@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, Key, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.relist import Relister
+from fastgen_operator.kube.sources import ESSENTIAL, Sources
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of
 from fastgen_operator.metrics import Metrics
@@ -100,10 +101,19 @@ def stuck() -> Iterator[Stuck]:
 def controller_of(stuck: Any, leadership: Any = None) -> Controller:
     cache = InformerCache()
     watches = Watches(time.monotonic, (FASTGEN,))
-    relister = Relister(stuck, cache, watches, lambda: (), (None,))
+    sources = listed_but(FASTGEN)
+    relister = Relister(stuck, cache, watches, sources, lambda: (), (None,))
     watches.delivered(FASTGEN, resource_of(0), None)
     leadership, progress = leadership or SoleLeadership(), Progress(time.monotonic)
-    return Controller(SETTINGS, cache, relister, stuck, stuck, Metrics(), leadership, watches, progress)
+    return Controller(SETTINGS, cache, relister, stuck, stuck, Metrics(), leadership, watches, sources, progress)
+
+
+def listed_but(*missing: Kind) -> Sources:
+    """Return sources of which all but these kinds have been listed."""
+    sources = Sources((None,))
+    for kind in set(ESSENTIAL) - set(missing):
+        sources.succeeded((kind, None), "list")
+    return sources
 
 
 class Timed:
@@ -130,7 +140,7 @@ class Timed:
                 cluster,
                 self._metrics,
             ),
-            *(leadership, watches, self.progress, self.clock),
+            *(leadership, watches, listed_but(), self.progress, self.clock),
         )
 
     def reconcile(self, _: Key) -> None:

@@ -46,6 +46,50 @@ async def test_additions_before_processing_are_coalesced() -> None:
     assert is_idle(queue)
 
 
+async def test_refused_keys_are_taken_last_and_not_by_all_workers() -> None:
+    clock, refused = Clock(), {("space", f"bad{number}") for number in range(4)}
+    queue = WorkQueue(
+        first=60.0,
+        limit=240.0,
+        jitter=lambda: 1.0,
+        clock=clock,
+        yields=lambda key: key in refused,
+        most_yielding=2,
+    )
+    for key in sorted(refused):
+        queue.add(key)
+        clock.now += 1.0
+    assert queue.oldest_wait() == 4.0
+    queue.add(A)
+    assert await take(queue) == A
+    taken = [await take(queue), await take(queue)]
+    assert taken == [("space", "bad0"), ("space", "bad1")]
+    waiting = asyncio.create_task(take(queue))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "a worker is kept free"
+    queue.add(B)
+    assert await waiting == B
+    waiting = asyncio.create_task(take(queue))
+    queue.retry(taken[0])
+    assert await waiting == ("space", "bad2"), "one that ends makes room for the next"
+    refused.remove(("space", "bad3"))
+    queue.add(("space", "bad3"))
+    assert await take(queue) == ("space", "bad3"), "a changed one does not wait any longer"
+    assert queue.oldest_wait() == 0.0
+
+
+async def test_a_resync_does_not_hasten_a_retry_but_an_event_does() -> None:
+    queue = queue_of()
+    queue.add(A)
+    queue.retry(await take(queue))
+    queue.add_idle(A)
+    queue.add_idle(B)
+    assert await take(queue) == B
+    assert is_idle(queue)
+    queue.add(A)
+    assert await take(queue) == A
+
+
 async def test_a_key_added_during_processing_is_processed_again_and_never_concurrently() -> None:
     clock = Clock()
     queue = queue_of(clock)

@@ -5,8 +5,9 @@ the Deployment, and the pods' containers. The first of these that applies is set
 
 Unknown: NotObserved (the Deployment controller has not yet observed the latest spec), WaitingForModel (the Deployment
 is created when the model is downloaded).
-False, because of the operator's own writes: InvalidSpec (the CRD and the operator have different versions), NameTaken
-(an object of another owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
+False, because of the operator's own writes: InvalidSpec (too deep or too large, or the CRD and the operator have
+different versions), UnreadableChild (a child is too deep or too large to be read), NameTaken (an object of another
+owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
 is invalid or breaks the engine; the pod template stays unchanged), InvalidSchedule (a schedule of spec.autoscaling is
 ignored), ApplyRefused (with the API server's messages; the other children are applied), Contended (another writer keeps
 changing a child), ReconcileFailed (with the first error, after three seconds of failed reconciles).
@@ -44,6 +45,12 @@ from fastgen_operator.status.conditions.condition import Condition, false, not_o
 
 PROGRESSING: Final = "Progressing"
 
+# Failures of the operator's own writes.
+_REFUSED: Final = (
+    *("InvalidSpec", "UnreadableChild", "NameTaken", "PodTemplateRefused", "InvalidSchedule", "ApplyRefused"),
+    *("Contended", "ReconcileFailed"),
+)
+
 # From this number of failed pods on, the cause is not a single node.
 FAILED_PODS: Final = 3
 
@@ -71,6 +78,13 @@ def progressing(spec: Spec, observed: Observed) -> Condition:
     old = deployment["status"].get("replicas", 0) - updated
     message = f"{updated} of {wanted} pods have the current template, {old} of older ones left"
     return true("RollingOut", message)
+
+
+def is_refused(resource: Object) -> bool:
+    """Return whether the last reconcile of this spec could not write what it wanted to, as the status shows."""
+    shown = condition_of(resource.get("status", {}), PROGRESSING)
+    is_current = shown.get("observedGeneration") == resource["metadata"].get("generation")
+    return is_current and shown.get("status") == "False" and shown.get("reason") in _REFUSED
 
 
 def _of_one_pod(observed: Observed) -> Failure | None:

@@ -1,0 +1,248 @@
+"""kopf's HTTP session. kopf lists and watches each kind in each namespace, and ends at an unexpected answer.
+
+This session gives it only answers that it can handle, so that one bad object, list or watch stops nothing else:
+
+- A list is made by the operator itself, in pages of limited size and straight into the cache. kopf gets the version.
+- Each line of a watch is reduced to what the operator reads before kopf decodes it (`kube/compact.py`).
+- A watch that fails, whatever the error, looks to kopf as if its version were too old (410). kopf then lists and
+  watches again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from urllib.parse import parse_qs, urlsplit
+
+import aiohttp
+
+from fastgen_operator.kinds import Key, Kind, Object
+from fastgen_operator.kube.compact import compact
+from fastgen_operator.kube.decode import decode, decode_event
+from fastgen_operator.kube.relist import Relister
+from fastgen_operator.kube.sources import Source, Sources, describe
+from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.kube.watch_health import Watches
+
+logger = logging.getLogger(__name__)
+
+# Lists at the same time. They have threads of their own: one that hangs must not keep a worker from a reconcile.
+THREADS: Final = 4
+# Seconds before a watch that fails again is opened, and the maximum; the pause doubles in between.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+# Lines are decoded in a thread from this size on, so that the event loop goes on.
+_LARGE: Final = 1 << 16
+_CHUNK: Final = 1 << 18
+# No object has so many bytes.
+_LONGEST_LINE: Final = 8 << 20
+_GONE: Final = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
+_EXPIRED: Final = 410
+
+
+class WatchError(Exception):
+    """A watch ended with an error; the message is that of the API server."""
+
+
+@dataclass
+class Feed:
+    """What a session lists for, and where it reports failures.
+
+    Attributes:
+        kinds: the watched kinds.
+        scopes: the namespaces with watches of their own; (None,) for all.
+        wake: called in the event loop with each resource for which a list has corrected the cache.
+    """
+
+    kinds: Iterable[Kind]
+    scopes: Iterable[str | None]
+    relister: Relister
+    sources: Sources
+    watches: Watches
+    wake: Callable[[Key], None]
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "list"))
+    _failures: dict[Source, int] = field(default_factory=dict)
+
+    def by_path(self) -> dict[str, Source]:
+        """Return the sources by the URL path of their lists and watches."""
+        return {kind.path(scope): (kind, scope) for scope in self.scopes for kind in self.kinds}
+
+    def delivered(self, source: Source) -> None:
+        """Record that a watch works."""
+        self._failures.pop(source, None)
+        self.sources.succeeded(source, "watch")
+
+    async def fail(self, source: Source, error: str, *, is_expired: bool) -> None:
+        """Record that a watch has failed, and return when it may be opened again."""
+        failures = self._failures[source] = self._failures.get(source, 0) + 1
+        self.watches.failed(*source)
+        if is_expired and failures == 1:
+            logger.debug("watching %s: %s", describe(source), error)
+            return
+        self.sources.failed(source, "watch", error)
+        await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10)))
+
+
+class KopfSession:
+    """A session for `kopf.AiohttpSession`: kopf uses no other methods than these.
+
+    Args:
+        session: sends the requests.
+        server: URL of the API server, with which all URLs of kopf begin.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, server: str, feed: Feed) -> None:
+        self._session, self._feed = session, feed
+        self._base = urlsplit(server).path.rstrip("/")
+        self._by_path = feed.by_path()
+
+    @property
+    def headers(self) -> Any:
+        """Headers of all requests."""
+        return self._session.headers
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is closed."""
+        return self._session.closed
+
+    async def close(self) -> None:
+        """Close the session and its connections."""
+        await self._session.close()
+
+    async def request(self, *, method: str, url: str, **options: Any) -> Any:
+        """Send a request, and return a response with `status`, `json()` and `content`."""
+        parts = urlsplit(url)
+        source = self._by_path.get(parts.path.removeprefix(self._base))
+        if source is None:
+            return await self._session.request(method, url, **options)
+        if "watch" in parse_qs(parts.query):
+            response = await self._session.request(method, url, **options)
+            # kopf logs in again after 401.
+            return response if response.status == 401 else _Watch(response, source, self._feed)
+        return await self._list(source)
+
+    async def _list(self, source: Source) -> _List:
+        loop, feed = asyncio.get_running_loop(), self._feed
+        try:
+            version, changed = await loop.run_in_executor(
+                feed.threads, lambda: feed.relister.list(source, opens_watch=True)
+            )
+        except KubeError as error:
+            # kopf retries after errors of the connection, and only after these.
+            raise aiohttp.ClientConnectionError(str(error)) from error
+        for key in changed:
+            feed.wake(key)
+        return _List({"metadata": {"resourceVersion": version}, "items": []})
+
+
+@dataclass(frozen=True)
+class _List:
+    """The answer to a list that this operator has made itself."""
+
+    body: Mapping[str, Any]
+    status: int = 200
+
+    async def json(self) -> Mapping[str, Any]:
+        return self.body
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """A watch, also one that could not be opened: it then ends with an event."""
+
+    response: aiohttp.ClientResponse
+    source: Source
+    feed: Feed
+    status: int = 200
+
+    @property
+    def content(self) -> Self:
+        return self
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        """Yield the reduced events, each with a line break; after a failure one event that kopf relists after."""
+        try:
+            if self.response.status >= 400:
+                raise WatchError(_message(_decoded(await self.response.read())), self.response.status)
+            async for line in _lines(self.response.content):
+                if (event := await self._reduced(line)) is not None:
+                    yield event
+        except WatchError as error:
+            self.close()
+            message, code = error.args
+            await self.feed.fail(self.source, message, is_expired=code == _EXPIRED)
+            yield _GONE
+
+    async def _reduced(self, line: bytes) -> bytes | None:
+        """Return the event with the object reduced; None if it cannot be read. Raises WatchError for an error."""
+        kind = self.source[0]
+        try:
+            if len(line) < _LARGE:
+                return self._event(*_read(kind, line))
+            return self._event(*await asyncio.get_running_loop().run_in_executor(None, _read, kind, line))
+        except WatchError:
+            raise
+        except Exception:
+            # A later list finds the object, or at least its deletion.
+            logger.exception("watching %s: an event cannot be read", describe(self.source))
+            return None
+
+    def _event(self, name: str, obj: Any) -> bytes:
+        if name == "ERROR":
+            raise WatchError(_message(obj), obj.get("code") if isinstance(obj, dict) else None)
+        self.feed.delivered(self.source)
+        return json.dumps({"type": name, "object": obj}).encode() + b"\n"
+
+    def close(self) -> None:
+        self.response.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read(kind: Kind, line: bytes) -> tuple[str, Any]:
+    """Return the type and the object of an event, reduced to what the operator reads."""
+    name, obj = decode_event(line)
+    return name, obj if name in ("ERROR", "BOOKMARK") else compact(kind, obj)
+
+
+def _decoded(data: bytes) -> Any:
+    """Return the decoded body of an error, or its text."""
+    try:
+        return decode(data)
+    except ValueError:
+        return data.decode(errors="replace")
+
+
+def _message(status: Object | Any) -> str:
+    """Return the message of an error."""
+    words = status.get("message") or status.get("reason") if isinstance(status, dict) else status
+    return " ".join(str(words or "the watch ended with an error").split())[:500]
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream without their line breaks. Raises WatchError for one that does not end."""
+    buffer = bytearray()
+    async for chunk in content.iter_chunked(_CHUNK):
+        buffer += chunk
+        if b"\n" in chunk:
+            *lines, rest = bytes(buffer).split(b"\n")
+            buffer = bytearray(rest)
+            for line in filter(None, lines):
+                yield line
+        if len(buffer) > _LONGEST_LINE:
+            raise WatchError(f"an event has more than {_LONGEST_LINE >> 20} MiB", None)

@@ -1,0 +1,62 @@
+"""What a tenant may store in a cluster to harm others: deep and large objects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+from cluster.commands import CommandError
+from cluster.controlplane import ControlPlane
+from fastgen_operator.kinds import FASTGEN
+from harness.space import Space, resource
+from support.waiting import eventually
+
+LIMITS = "fastgen-operator-limits"
+BINDING = f"validatingadmissionpolicybinding/{LIMITS}"
+
+
+@contextlib.contextmanager
+def without_limits(plane: ControlPlane, space: Space) -> Iterator[None]:
+    """Exclude a namespace from the chart's admission policy of limits, as on a cluster without the policy."""
+    elsewhere = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [space.name]}
+    _select(plane, {"matchExpressions": [elsewhere]})
+    try:
+        eventually(lambda: create(space, "probe", deep(100), "--dry-run=server"), within=20, what="no limits")
+        yield
+    finally:
+        _select(plane, None)
+
+
+def _select(plane: ControlPlane, namespaces: object) -> None:
+    patch = {"spec": {"matchResources": {"namespaceSelector": namespaces}}}
+    plane.kubectl("patch", BINDING, "--type", "merge", "--patch", json.dumps(patch))
+
+
+def deep(levels: int, shape: str = "map") -> str:
+    """Return the JSON of a pod spec nested that many levels: maps in maps, or lists in a list. Not by recursion."""
+    if shape == "list":
+        return '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+def manifest(name: str, pod_spec: str, metadata: str = "") -> str:
+    """Return the JSON of a FastGenDeployment with this JSON as `spec.podTemplate.spec`, and more metadata."""
+    text = json.dumps(resource(name, replicas=0, podTemplate={"spec": "POD"}))
+    return text.replace('"POD"', pod_spec).replace('"metadata": {', f'"metadata": {{{metadata}', 1)
+
+
+def create(space: Space, name: str, pod_spec: str, *args: str, metadata: str = "") -> str:
+    """Create a FastGenDeployment with this JSON as `spec.podTemplate.spec`. Raises CommandError."""
+    query = "?dryRun=All" if args else ""
+    path = FASTGEN.path(space.name) + query
+    return space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=manifest(name, pod_spec, metadata))
+
+
+def refusal(space: Space, name: str, pod_spec: str) -> str:
+    """Return why the API server rejects such a FastGenDeployment; empty if it accepts it. It is not stored."""
+    try:
+        create(space, name, pod_spec, "--dry-run=server")
+    except CommandError as error:
+        return str(error)
+    return ""

@@ -164,7 +164,7 @@ def test_a_volume_that_cannot_grow_is_reported_and_pods_still_scale(space: Space
     space.wait_pods(2)
 
 
-def test_a_larger_cache_size_grows_the_volume(space: Space) -> None:
+def test_a_volume_grows_with_the_spec_and_keeps_what_others_add(space: Space, operator: OperatorProcess) -> None:
     name = f"{space.name}-volume"
     storage_class = {
         **{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name}},
@@ -189,6 +189,14 @@ def test_a_larger_cache_size_grows_the_volume(space: Space) -> None:
 
         eventually(asked, within=20, what="the larger request")
         assert len(space.items("jobs")) == 1
+        # An autoresizer grows it further. The API server would reject the smaller size of the spec.
+        space.patch("pvc/chat", {"spec": {"resources": {"requests": {"storage": "3Gi"}}}})
+        operator.let_resyncs_pass(2)
+        claim = space.get("pvc", "chat")
+        assert claim["spec"]["resources"]["requests"]["storage"] == "3Gi"
+        assert space.condition("Progressing")["reason"] != "ApplyRefused"
+        operator.let_resyncs_pass(2)
+        assert space.get("pvc", "chat")["metadata"]["resourceVersion"] == claim["metadata"]["resourceVersion"]
     finally:
         space.cluster.kubectl("delete", "pv", name, "--wait=false")
         space.cluster.kubectl("delete", "storageclass", name)

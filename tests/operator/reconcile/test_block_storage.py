@@ -134,7 +134,7 @@ def test_a_download_that_no_node_suits_asks_for_such_a_node(space: Space, plane:
             nodes.until(lambda: ready(space, 1), what="a ready replica")
 
 
-def test_a_finished_job_and_a_grown_volume_do_not_disturb_what_serves(
+def test_a_finished_job_that_is_removed_does_not_disturb_what_serves(
     space: Space, nodes: Nodes, operator: OperatorProcess
 ) -> None:
     with volume(space, "ReadWriteOnce") as name:
@@ -143,7 +143,6 @@ def test_a_finished_job_and_a_grown_volume_do_not_disturb_what_serves(
         space.wait_condition("Ready", "True", "AllReplicasReady")
         (job,) = space.items("jobs")
         space.kubectl("delete", "job", job["metadata"]["name"])
-        # As an autoresizer does; the volume's class does not have to exist for a claim that is bound.
         claim = space.get("pvc", "chat")
         assert claim["metadata"]["annotations"]["fastgen.dev/cached"].startswith(claim["metadata"]["uid"])
         settled = space.settled()

@@ -19,7 +19,11 @@ ZONE = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["nowhe
 NODE_AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [ZONE]}}
 
 CONFLICTS: list[tuple[str, str, Any]] = [
-    ("spec.template.spec.nodeSelector", "/spec/template/spec/nodeSelector", {"disk": "none"}),
+    (
+        "spec.template.spec.nodeSelector",
+        "/spec/template/spec/nodeSelector",
+        {"kubernetes.io/os": "linux", "disk": "none"},
+    ),
     ("spec.template.spec.tolerations", "/spec/template/spec/tolerations", [TAINT]),
     ("spec.template.spec.affinity", "/spec/template/spec/affinity", {"nodeAffinity": NODE_AFFINITY}),
     ("spec.template.spec.containers[engine].env[DEBUG]", f"{ENGINE}/env/-", {"name": "DEBUG", "value": "1"}),
@@ -52,7 +56,7 @@ def test_what_rollout_undo_puts_back_is_removed_in_one_change(space: Space) -> N
     sidecar = {"name": "old", "image": "old:1", "securityContext": SAFE}
     space.serve(scheduling={"nodeSelector": {"disk": "fast"}}, podTemplate={"spec": {"containers": [sidecar]}})
     space.apply(resource())
-    eventually(lambda: "nodeSelector" not in space.template()["spec"], within=20, what="the new template")
+    eventually(lambda: "disk" not in space.template()["spec"]["nodeSelector"], within=20, what="the new template")
     after = space.template()
     space.kubectl("rollout", "undo", "deployment/chat")
     eventually(lambda: any("replaced by kubectl" in words for words in messages(space)), within=20, what="the restore")
@@ -76,7 +80,7 @@ def test_an_added_sidecar_stays_and_is_reported(space: Space) -> None:
 def test_a_field_that_the_pod_template_asks_for_stays(space: Space) -> None:
     space.serve(podTemplate={"spec": {"nodeSelector": {"disk": "fast"}}})
     before = space.template()
-    body = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}}}
+    body = {"spec": {"template": {"spec": {"nodeSelector": before["spec"]["nodeSelector"]}}}}
     space.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "chat"}, **body}, "--server-side")
     space.settled()
     assert space.template() == before

@@ -86,7 +86,7 @@ def test_each_operator_handles_its_class_and_a_class_without_an_operator_stays_u
         operator.let_resyncs_pass(3)
     assert {name: space.versions(name) for name in before} == before, "they do not fight"
     assert (handled(plain), handled(blue)) == ({"plain"}, {"blue"})
-    assert "status" not in space.get("fgd", "green")
+    assert space.get("fgd", "green")["status"] == {"observedGeneration": 0}, "the default"
     assert {child["metadata"]["name"] for child in space.items(CHILDREN)} - {"default"} == {"plain", "blue"}
 
 

@@ -65,7 +65,7 @@ def test_200_of_the_largest_resources_fit_into_the_memory_limit(space: Space, op
 
     def handled() -> int:
         _, found = space.server.list(FASTGEN.path(space.name), [])
-        return sum("status" in each for each in found)
+        return sum("conditions" in each["status"] for each in found)
 
     eventually(lambda: handled() > 30, within=120, what="reconciles of large resources by all workers", every=2)
     assert operator.peak_memory() < int(LIMIT.removesuffix("Mi")) << 20

@@ -148,7 +148,7 @@ def test_modules_that_pages_run_exist_and_have_the_flags() -> None:
                     assert f'"{flag}"' in source or f"-m {module} {flag}\n" in makefile, f"{page.name}: {module} {flag}"
             for path in re.findall(r"(?<= )tests/\S+", rest):
                 assert all((ROOT / each).exists() for each in braces(path)), f"{page.name}: {path}"
-    assert found == {"benchmarks", "cluster", "dashboards", "fastgen", "fastgen_operator"}
+    assert found == {"benchmarks", "cluster", "dashboards", "engine", "fastgen", "fastgen_operator"}
 
 
 def braces(path: str) -> list[str]:

@@ -340,7 +340,7 @@ _BASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("keyword", _KEYWORDS)
+@pytest.mark.parametrize("keyword", sorted(_KEYWORDS))
 def test_a_keyword_of_any_type_is_accepted_or_refused(keyword: str) -> None:
     for value in _ODD:
         for base in _BASES:

@@ -19,11 +19,6 @@ ZONE = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["nowhe
 NODE_AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [ZONE]}}
 
 CONFLICTS: list[tuple[str, str, Any]] = [
-    (
-        "spec.template.spec.nodeSelector",
-        "/spec/template/spec/nodeSelector",
-        {"kubernetes.io/os": "linux", "disk": "none"},
-    ),
     ("spec.template.spec.tolerations", "/spec/template/spec/tolerations", [TAINT]),
     ("spec.template.spec.affinity", "/spec/template/spec/affinity", {"nodeAffinity": NODE_AFFINITY}),
     ("spec.template.spec.containers[engine].env[DEBUG]", f"{ENGINE}/env/-", {"name": "DEBUG", "value": "1"}),
@@ -50,6 +45,19 @@ def test_an_added_field_that_conflicts_with_the_template_is_removed_and_its_mana
     assert "kube-controller-manager" in {entry["manager"] for entry in entries}, "the others keep their fields"
     space.finish_rollout()
     space.wait_condition("Ready", "True", "AllReplicasReady")
+
+
+def test_a_node_selector_of_another_manager_is_removed_and_its_manager_named(space: Space) -> None:
+    """The operator sets one of its own; the field has one owner as a whole."""
+    before = space.serve()
+    patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector/disk", "value": "none"}]
+    space.kubectl("patch", "deployment", "chat", "--type=json", "--patch", json.dumps(patch))
+
+    def is_reported() -> bool:
+        return any("spec.template.spec.nodeSelector" in words and "kubectl-patch" in words for words in messages(space))
+
+    eventually(is_reported, within=20, what="the Event")
+    assert space.template() == before
 
 
 def test_what_rollout_undo_puts_back_is_removed_in_one_change(space: Space) -> None:

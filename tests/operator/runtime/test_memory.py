@@ -45,9 +45,6 @@ def variables() -> Object:
 
 
 def test_200_of_the_largest_resources_fit_into_the_memory_limit(space: Space, operator: OperatorProcess) -> None:
-    operator.start()
-    serve(space, 1)
-    assert operator.stop() == 0
     shapes = small_maps(), variables()
     more = {**small_maps(), "another": next(iter(small_maps().values()))}
     assert "above 65536" in refusal(space, "x", json.dumps(more)), "these are the largest"
@@ -61,19 +58,11 @@ def test_200_of_the_largest_resources_fit_into_the_memory_limit(space: Space, op
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(store, range(RESOURCES)))
     operator.start()
-    serve(space, 2)
 
     def handled() -> int:
         _, found = space.server.list(FASTGEN.path(space.name), [])
         return sum("conditions" in each["status"] for each in found)
 
-    eventually(lambda: handled() > 30, within=120, what="reconciles of large resources by all workers", every=2)
+    eventually(lambda: handled() > 30, within=300, what="reconciles of large resources by all workers", every=2)
     assert operator.peak_memory() < int(LIMIT.removesuffix("Mi")) << 20
     assert "Traceback" not in operator.log.read_text()
-
-
-def serve(space: Space, replicas: int) -> None:
-    space.apply(resource(replicas=replicas))
-    # The API server is busy with the large ones: how long it takes is not the point here.
-    eventually(lambda: len(space.pods()) == replicas, within=120, what=f"{replicas} pods", every=1)
-    space.make_ready(count=replicas)

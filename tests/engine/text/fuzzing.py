@@ -92,11 +92,11 @@ class Fuzzer:
             jsonschema.Draft202012Validator(json.loads(grammar.text)).validate(json.loads(text))
             self.outcomes.add(seed, "valid")
         except jsonschema.ValidationError as error:
-            if error.validator == "multipleOf" and isinstance(error.instance * error.validator_value, float):
+            if re.search(r'"multipleOf": \S*[.e]', grammar.text):
                 return  # the validator divides floats
             self.outcomes.add(seed, "invalid", f"{text!r} {error.message[:100]} {grammar.text}")
-        except (RecursionError, OverflowError, re.error):
-            pass  # of the validator
+        except Exception:
+            self.outcomes.add(seed, "beyond the validator")  # which fails on parts that say nothing
 
     def close(self) -> None:
         """End the process that rehearses."""

@@ -164,7 +164,9 @@ class RandomGrammars:
         if pick() < 0.5:
             found["additionalProperties"] = False if pick() < 0.7 else self._schema(depth - 1)
         if pick() < 0.15:
-            patterns = self._random.sample(_PATTERNS[:12], self._random.randint(1, 2))
+            patterns = self._random.sample(
+                [pattern for pattern in _PATTERNS[:12] if pattern], self._random.randint(1, 2)
+            )
             found["patternProperties"] = {pattern: self._schema(depth - 1) for pattern in patterns}
         return found
 

@@ -242,6 +242,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "integers beyond 64 bits": ({"type": "integer", "minimum": _TWO_63}, "64 bits"),
     "constants beyond floats": ({"properties": {"a": {"const": -_TWO_63}}}, "properties.a.const: -9223372036854775808"),
     "constants within an enum": ({"enum": [0, {"x": [1 << 60]}]}, "enum.1.x.0: "),
+    "large floats in an enum": ({"type": "integer", "enum": [2, 1e300]}, "enum.1: 1e\\+300 is beyond"),
     "large multiples": ({"type": "integer", "multipleOf": 123456789}, "multipleOf: 123456789"),
     "small multiples": ({"type": "number", "multipleOf": 1e-12}, "multipleOf: 1e-12"),
     "multiples that overflow together": (

@@ -140,8 +140,8 @@ def check_value(value: object, place: str) -> None:
             check_value(part, within(place, index))
     elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
         raise SchemaError.at(place, f"{value if abs(value) < 1 << 70 else 'this integer'} is beyond 2^53; use a string")
-    elif isinstance(value, float):
-        number(value, place)
+    elif isinstance(value, float) and abs(number(value, place)) > _EXACT:  # it would become an integer
+        raise SchemaError.at(place, f"{value} is beyond 2^53; use a string")
 
 
 # A bound and whether it is exclusive.

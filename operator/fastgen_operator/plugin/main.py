@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     try:
         from fastgen_operator.plugin import cluster as clusters
-        from fastgen_operator.plugin.screen import Screen
+        from fastgen_operator.plugin.screen import Screen, printable
     except ModuleNotFoundError as error:
         print(f"error: the module {error.name} is missing: install fastgen[operator]", file=sys.stderr)
         return _MISUSE
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         used = {key: getattr(options, key, None) for key in ("kubeconfig", "context", "namespace")}
         return int(options.run(options, clusters.connect(**used), Screen()))
     except clusters.PluginError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED

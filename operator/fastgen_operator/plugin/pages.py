@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from fastgen_operator.plugin.engines import Figures, milliseconds
 from fastgen_operator.plugin.overview import Overview
-from fastgen_operator.plugin.screen import Cell, age_of
+from fastgen_operator.plugin.screen import Cell, age_of, printable
 from fastgen_operator.plugin.tables import coloured, condition_table, pod_table, unready_first
 
 RELOAD_SECONDS: Final = 5
@@ -34,7 +34,7 @@ def fleet_page(fleet: Sequence[Overview], now: datetime, nonce: str) -> str:
     rows = []
     for each in unready_first(fleet):
         path = f"/fgd/{quote(each.namespace)}/{quote(each.name)}"
-        link = f'<td><a id="{path}" href="{path}">{escape(each.name)}</a>'
+        link = f'<td><a id="{path}" href="{path}">{_text(each.name)}</a>'
         pods = f"{each.replicas['ready']} of {each.replicas['desired']}"
         load = "" if each.load.utilization is None else f"{each.load.utilization:.0%}"
         change = "".join(f"{replicas}, {when}" for when, replicas, *_ in _changes(each, now)[:1])
@@ -57,20 +57,25 @@ def resource_page(
     if found.problems:
         parts.append("<h2>What to do</h2><dl>")
         for problem in found.problems:
-            parts.append(f"<dt><b>{escape(problem.reason)}</b> ({escape(problem.type)})</dt>")
-            parts.append(f"<dd>{escape(problem.message)}<br><b>{escape(problem.remedy)}</b></dd>")
+            parts.append(f"<dt><b>{_text(problem.reason)}</b> ({_text(problem.type)})</dt>")
+            parts.append(f"<dd>{_text(problem.message)}<br><b>{_text(problem.remedy)}</b></dd>")
         parts.append("</dl>")
     for title, (header, *rows) in (("Conditions", condition_table(found, now)), ("Pods", pod_table(found, now))):
         parts += [f"<h2>{title}</h2>", _table(map(str, header), (_cells(*row) for row in rows))]
     if load:
         loads = [_load_row(name, figures) for name, figures in load.items()]
         loads += [] if whole is None else [_load_row("all", whole)]
-        parts += ["<h2>Load</h2>", _table(_LOAD_HEADER, loads), f'<p class="note">{escape(_LOAD_NOTE)}</p>']
+        parts += ["<h2>Load</h2>", _table(_LOAD_HEADER, loads), f'<p class="note">{_text(_LOAD_NOTE)}</p>']
     if told := found.autoscaling.get("message"):
-        parts += ["<h2>Autoscaler</h2>", f"<p>{escape(told)}</p>"]
+        parts += ["<h2>Autoscaler</h2>", f"<p>{_text(told)}</p>"]
     if changes := _changes(found, now):
         parts.append(_table(("When", "Replicas", "Reason", "Message"), (_cells(*change) for change in changes)))
     return page(f"{found.namespace}/{found.name}: {found.reason}", "".join(parts), nonce)
+
+
+def _text(text: str) -> str:
+    """Return text of the cluster as HTML, without control characters, which also turn the direction of text."""
+    return escape(printable(text))
 
 
 def _changes(found: Overview, now: datetime) -> list[tuple[str, str, str, str]]:
@@ -91,8 +96,8 @@ def page(title: str, body: str, nonce: str) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<noscript><meta http-equiv="refresh" content="{RELOAD_SECONDS}"></noscript>'
-        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
-        f"<main><h1>{escape(title)}</h1>{body}</main>"
+        f'<title>{_text(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
+        f"<main><h1>{_text(title)}</h1>{body}</main>"
         f'<p class="note">Renewed every {RELOAD_SECONDS} seconds. <span id="said" class="bad" role="status"></span></p>'
         f'<script nonce="{nonce}">const RELOAD_MILLISECONDS = {1000 * RELOAD_SECONDS};\n{_SCRIPT}</script></html>'
     )
@@ -100,7 +105,7 @@ def page(title: str, body: str, nonce: str) -> str:
 
 def _load_row(name: str, figures: Figures | str) -> str:
     if not isinstance(figures, Figures):
-        note = escape(figures or "measured from the next renewal on")
+        note = _text(figures or "measured from the next renewal on")
         return f'{_cells(name)}<td colspan="{len(_LOAD_HEADER) - 1}" class="note">{note}'
     numbers = (
         *(f"{figures.prompt_tokens:,.0f}", f"{figures.decode_tokens:,.0f}"),
@@ -128,10 +133,10 @@ def _cells(*cells: Cell | str) -> str:
     for cell in cells:
         shown = cell if isinstance(cell, Cell) else Cell(cell)
         style = _CLASSES.get(shown.colour)
-        row += f'<td class="{style}">{escape(shown.text)}' if style else f"<td>{escape(shown.text)}"
+        row += f'<td class="{style}">{_text(shown.text)}' if style else f"<td>{_text(shown.text)}"
     return row
 
 
 def _table(header: Iterable[str], rows: Iterable[str]) -> str:
-    head = "".join(f'<th scope="col">{escape(title)}' for title in header)
+    head = "".join(f'<th scope="col">{_text(title)}' for title in header)
     return f"<div><table><tr>{head}{''.join(f'<tr>{row}' for row in rows)}</table></div>"

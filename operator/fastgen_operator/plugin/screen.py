@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 _CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_RESET: Final = "\x1b[0m"
+_PAINTED: Final = re.compile("(\x1b\\[(?:0|" + "|".join(_CODES.values()) + ")m)")
 _GAP: Final = " " * 3
 _WIDTH: Final = 120
 
@@ -41,12 +45,23 @@ class Screen:
 
     def paint(self, text: str, colour: str) -> str:
         """Return the text with the codes of its colour; an empty colour has none."""
-        return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if self._has_colours and colour else text
+        return f"\x1b[{_CODES[colour]}m{printable(text)}{_RESET}" if self._has_colours and colour else text
 
     def write(self, lines: Sequence[str]) -> None:
-        """Write lines."""
-        self._stream.write("".join(f"{line}\n" for line in lines))
+        """Write lines, without control characters other than the codes of `paint`."""
+        self._stream.write("".join(f"{self._safe(line)}\n" for line in lines))
         self._stream.flush()
+
+    def write_json(self, value: Any) -> None:
+        """Write a JSON value."""
+        self.write(json.dumps(value, indent=2).split("\n"))
+
+    def _safe(self, line: str) -> str:
+        if not self._has_colours:
+            return printable(line)
+        text, *others = _PAINTED.split(line)
+        painted = "".join(part if number % 2 == 0 else printable(part) for number, part in enumerate(others))
+        return printable(text) + painted + (_RESET if others else "")
 
     def replace(self, lines: Sequence[str]) -> None:
         """Write lines, on a terminal in place of all others."""

@@ -8,7 +8,6 @@ How fast kube-proxy and gateways notice the eviction is not tested, because no r
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -132,7 +131,7 @@ def _tell(report: dict[str, Any], load: Load, screen: Screen, output: str) -> No
     if output == "json":
         requests = {kind: outcomes[kind] for kind in ("complete", "refused", "lost")}
         failures = [{"pod": result.pod, "message": result.message} for result in lost]
-        screen.write([json.dumps({**report, "requests": requests, "lost": failures}, indent=2)])
+        screen.write_json({**report, "requests": requests, "lost": failures})
         return
     new = f" by {', '.join(report['replacement'])}" if report["replacement"] else ""
     times = f"gone after {report['goneSeconds']} s, replaced{new} after {report['readySeconds']} s"

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     replays = [Replay.of(entry) for entry in _chosen(journal, everything=options.all)]
     if options.output == "json":
         found = {"operator": {"pod": pod, "version": version}, "decisions": [_json(replay) for replay in replays]}
-        screen.write([json.dumps(found, indent=2)])
+        screen.write_json(found)
     else:
         now = datetime.now(UTC)
         heading = screen.paint(f"{cluster.namespace}/{options.name}", "bold")

@@ -11,7 +11,7 @@ from typing import Final
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.plugin.screen import Screen
+from fastgen_operator.plugin.screen import Screen, printable
 from fastgen_operator.pods import ENGINE_CONTAINER, name_of
 
 # With --follow, the interval between two looks for new pods.
@@ -71,7 +71,7 @@ class _Reader:
                     self._screen.write([f"{prefix} {line}"])
         except (KubeError, PluginError) as error:
             with self._lock:
-                print(f"[{name}] no log: {error}", file=sys.stderr)
+                print(printable(f"[{name}] no log: {error}"), file=sys.stderr)
             return False
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
             where = "in any namespace" if namespace is None else f'in namespace "{namespace}"; -A shows all namespaces'
             lines = fleet_table(fleet, screen, now) if fleet else [f"no FastGenDeployment {where}"]
         if options.output == "json":
-            screen.write([json.dumps(shown, indent=2)])
+            screen.write_json(shown)
         elif options.watch:
             screen.replace(lines)
             time.sleep(_WATCH_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
         after = reader.read(serving(pods))
         found, whole = load_between(before, after)
         if options.output == "json":
-            screen.write([json.dumps(_to_json(found, whole), indent=2)])
+            screen.write_json(_to_json(found, whole))
         else:
             lines = view(f"{cluster.namespace}/{options.name}", pods, found, whole, screen)
             (screen.write if options.once else screen.replace)(lines)

@@ -52,11 +52,8 @@ def test_a_node_selector_of_another_manager_is_removed_and_its_manager_named(spa
     before = space.serve()
     patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector/disk", "value": "none"}]
     space.kubectl("patch", "deployment", "chat", "--type=json", "--patch", json.dumps(patch))
-
-    def is_reported() -> bool:
-        return any("spec.template.spec.nodeSelector" in words and "kubectl-patch" in words for words in messages(space))
-
-    eventually(is_reported, within=20, what="the Event")
+    words = "Deployment chat restored: spec.template.spec.nodeSelector had been changed by kubectl-patch"
+    eventually(lambda: words in messages(space), within=20, what=words)
     assert space.template() == before
 
 

@@ -14,7 +14,7 @@ from cluster.commands import CommandError, run
 
 VERSION = "v0.30.0"
 CLUSTER = "fastgen"
-GPUS = 8
+GPUS = 1
 Say = Callable[[str], None]
 
 

@@ -30,7 +30,8 @@ from cluster.processes import Processes, all_pids, command_line, names_folder
 from cluster.waiting import wait_for
 
 DEFAULT_FOLDER = Path("/var/lib/fastgen-bed")
-GPUS = 8
+# One, so that a second pod waits for it: a pod asks for one GPU at most.
+GPUS = 1
 PROGRAMS = (
     "etcd",
     "kube-apiserver",

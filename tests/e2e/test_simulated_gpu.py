@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster import gpus, node, standin
+from cluster import gpus, standin
 from cluster.bed import Bed
 from e2e.conftest import new_namespace
 from fastgen import LLM, SamplingParams
@@ -31,8 +31,8 @@ ENGINE = {
 }
 
 
-def on_gpus(name: str, count: int, **spec: Any) -> dict[str, Any]:
-    resources = {"gpu": {"count": count}, "limits": {"memory": "3Gi"}}
+def on_gpu(name: str, **spec: Any) -> dict[str, Any]:
+    resources = {"gpu": {"count": 1}, "limits": {"memory": "3Gi"}}
     return manifest(name, engine=ENGINE, resources=resources, **spec)
 
 
@@ -42,7 +42,7 @@ def space(bed: Bed, request: pytest.FixtureRequest) -> Iterator[ServedNamespace]
     if bed.kind != "native":
         pytest.skip("GPUs are simulated in the stand-in image of a native node only")
     with gpus.simulated_gpus(), new_namespace(bed, request.node) as made:
-        made.apply(on_gpus("chat", 1))
+        made.apply(on_gpu("chat"))
         yield made
 
 
@@ -102,9 +102,9 @@ def test_a_broken_gpu_shows_in_the_conditions_and_the_pod_is_replaced(
         assert first_answers(url) == expected
 
 
-def test_a_second_deployment_waits_for_the_gpus_of_the_first(space: ServedNamespace) -> None:
+def test_a_second_deployment_waits_for_the_gpu_of_the_first(space: ServedNamespace) -> None:
     space.wait_condition("Ready", "True")
-    space.apply(on_gpus("second", node.GPUS))
+    space.apply(on_gpu("second"))
     waiting = space.wait_condition("PodsScheduled", "False", "InsufficientGPU", name="second")
     assert "Insufficient nvidia.com/gpu" in waiting["message"]
     assert space.condition("Ready", "chat")["status"] == "True"

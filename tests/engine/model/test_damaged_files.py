@@ -230,6 +230,51 @@ def test_gguf_files_with_other_tensors_are_read_or_rejected(
     read_gguf(tmp_path, gguf_file(metadata, changed, data))
 
 
+def damaged_gguf(damage: str) -> bytes:
+    metadata, tensors, data = whole_gguf()
+    (first, _), (second, info) = tensors[:2]
+    match damage:
+        case "nested array":
+            return gguf_file([*metadata, ("general.tags", GGUFValue(9, [0], is_array=True))], tensors, data)
+        case "long array":
+            content = gguf_file([*metadata, ("general.tags", GGUFValue(8, [], is_array=True))], tensors, data)
+            place = content.index(b"general.tags") + len("general.tags") + 8
+            return content[:place] + (2**40).to_bytes(8, "little") + content[place + 8 :]
+        case "overlap":
+            moved = GGUFTensorInfo(info.dimensions, info.kind, 0)
+            return gguf_file(metadata, [tensors[0], (second, moved), *tensors[2:]], data)
+        case "repeated key":
+            return gguf_file([*metadata, metadata[0]], tensors, data)
+        case "repeated tensor":
+            return gguf_file(metadata, [tensors[0], (first, info), *tensors[2:]], data)
+        case "alignment 0":
+            return gguf_file([*metadata, ("general.alignment", GGUFValue(4, 0))], tensors, data)
+        case "alignment 3":
+            return gguf_file([*metadata, ("general.alignment", GGUFValue(4, 3))], tensors, data)
+        case "five dimensions":
+            return gguf_file(metadata, [(first, GGUFTensorInfo((8, 7, 1, 1, 1), 0, 0)), *tensors[1:]], data)
+    raise AssertionError(damage)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("nested array", "array of type 9"),
+        ("long array", "array of 1099511627776 entries"),
+        ("overlap", r"tensor output_norm\.weight at offset 0 instead of 224"),
+        ("repeated key", r"repeated or empty key 'general\.architecture'"),
+        ("repeated tensor", r"repeated or long tensor name 'token_embd\.weight'"),
+        ("alignment 0", r"general\.alignment 0, which is not a power of 2"),
+        ("alignment 3", r"general\.alignment 3, which is not a power of 2"),
+        ("five dimensions", r"tensor \S+ with 5 dimensions"),
+    ],
+)
+def test_a_damaged_gguf_head_is_rejected_with_its_fault(tmp_path: Path, damage: str, words: str) -> None:
+    reason = read_gguf(tmp_path, damaged_gguf(damage))
+    assert reason is not None
+    assert re.search(rf"model\.gguf: the GGUF file is damaged \(.*{words}", reason), reason
+
+
 # Folders
 
 

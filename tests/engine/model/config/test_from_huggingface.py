@@ -54,6 +54,11 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "8 numbers"),
         ("llama-llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ("qwen3-yarn", {"head_dim": 31}, "odd"),
+        ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan: expected a number above 0"),
+        ("llama", {"rope_theta": float("inf")}, "rope_theta is inf: expected a number above 0"),
+        ("llama", {"rms_norm_eps": True}, "rms_norm_eps is True: expected a number above 0"),
+        ("llama", {"vocab_size": 2**31}, "vocab_size is 2147483648: expected an integer of at most"),
+        ("llama", {"num_hidden_layers": 4097}, "num_hidden_layers is 4097: expected an integer of at most 4096"),
     ],
 )
 def test_unsupported_configurations_are_rejected_by_field(name: str, changes: dict[str, Any], words: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastgen.core.request import RequestError, SamplingParams
 from fastgen.model import ModelError
-from fastgen.model.folder_files import read_json_object
+from fastgen.model_files import read_json_object
 
 # The fields that vLLM reads too. `do_sample` is left out, as there: a server samples unless temperature is 0.
 _FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

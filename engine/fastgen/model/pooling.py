@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields, shown
-from fastgen.model.folder_files import is_inside, read_json, read_json_object
 from fastgen.model.source import ModelSource
+from fastgen.model_files import is_inside, read_json, read_json_object
 
 Method = Literal["last", "mean"]
 

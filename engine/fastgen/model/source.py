@@ -15,8 +15,8 @@ from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
-from fastgen.model.folder_files import read_json_object
 from fastgen.model.hub import download, hub_repository
+from fastgen.model_files import optional_json_object, read_json_object
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
 # Names of the number of layers, of which transformers builds every one before it reads a weight.
@@ -86,8 +86,7 @@ class ModelSource:
                 f"give the file itself, {path / found[0]}" if found else "give a Hugging Face directory or a GGUF file"
             )
             raise ModelError(f"model {path}: the directory has no config.json: {remedy}")
-        generation_path = path / "generation_config.json"
-        generation_config = read_json_object(generation_path) if generation_path.is_file() else None
+        generation_config = optional_json_object(path / "generation_config.json")
         config = read_json_object(config_path)
         try:
             architecture = _native(config, generation_config, end_token_id(path))
@@ -97,7 +96,7 @@ class ModelSource:
 
 
 def _native(
-    config: dict[str, Any], generation_config: dict[str, Any] | None, tokenizer_end: int | None
+    config: dict[str, Any], generation_config: dict[str, Any], tokenizer_end: int | None
 ) -> ModelArchitecture | None:
     """Return the architecture of a native model, or None if transformers' code may run it.
 

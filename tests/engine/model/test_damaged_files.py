@@ -367,6 +367,20 @@ def test_deep_long_and_empty_json_files_are_rejected_by_name(copied: Path, name:
     assert name in reason
 
 
+@pytest.mark.parametrize("name", [*JSON_FILES, "tokenizer.json", "chat_template.jinja"])
+def test_files_over_the_limit_are_rejected_by_name(copied: Path, name: str) -> None:
+    reason = with_file(copied, name, b" " * (64 << 20) + b"{}")
+    assert reason is not None
+    assert f"{name}: has more than 64 MiB" in reason
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_half_a_surrogate_pair_is_rejected_by_name(copied: Path, name: str) -> None:
+    reason = with_file(copied, name, b'{"a": "\\ud800"}')
+    assert reason is not None
+    assert name in reason
+
+
 CONFIG_FIELDS = sorted(
     {name for family in FAMILIES.values() for name in family.defaults}
     | SIZES.keys()

@@ -176,7 +176,7 @@ class GGUFFile:
         for _ in range(count):
             name, num_dimensions = cursor.string(), cursor.scalar("I")
             if name in entries or len(name.encode()) >= _MOST_NAME:
-                raise _Damaged(f"repeated or long tensor name {name}")
+                raise _Damaged(f"repeated or long tensor name {shown(name)}")
             if num_dimensions > _MOST_DIMENSIONS:
                 raise _Damaged(f"tensor {name} with {num_dimensions} dimensions")
             shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]

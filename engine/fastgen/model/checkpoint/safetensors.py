@@ -24,7 +24,7 @@ from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import is_kv_scale, read_kv_scales
 from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
 from fastgen.model.config.fields import shown
-from fastgen.model.folder_files import is_inside, read_json_object
+from fastgen.model_files import is_inside, read_json_object
 
 # Names of the decoder's tensors begin so in a checkpoint with a head.
 _PREFIX = "model."

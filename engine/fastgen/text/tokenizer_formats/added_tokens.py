@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from fastgen.config import ConfigError
-from fastgen.text.tokenizer_formats.json_files import field, read_object
+from fastgen.model_files import field, optional_json_object
 from fastgen.text.tokenizer_formats.library import one_line_errors
 
 log = logging.getLogger("fastgen.text")
@@ -46,13 +46,13 @@ class TokenFiles:
             self._read(directory)
 
     def _read(self, directory: Path) -> None:
-        self.settings = read_object(self._where)
+        self.settings = optional_json_object(self._where)
         decoder = field(self.settings, "added_tokens_decoder", dict, self._where)
         self.is_complete = decoder is not None
         listed = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
         special = listed
         if not self.is_complete:
-            mapped = read_object(directory / "special_tokens_map.json")
+            mapped = optional_json_object(directory / "special_tokens_map.json")
             self.settings = self.settings | mapped
             listed = mapped.get("extra_special_tokens") or listed or mapped.get("additional_special_tokens") or []
         named = {name: value for name, value in self.settings.items() if name.endswith("_token")}
@@ -78,7 +78,7 @@ class TokenFiles:
         special = {token.content for token in self.named.values()}
         special |= {token for token in listed if isinstance(token, str)}
         tokens = {}
-        for content, token_id in read_object(path).items():
+        for content, token_id in optional_json_object(path).items():
             if type(token_id) is not int or token_id < 0:
                 raise ConfigError(f"{path}: the id of {content!r} must be a number from 0")
             is_special = content in special

@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 
 from fastgen.config import ConfigError
+from fastgen.model_files import field, read_json_object, read_text
 from fastgen.text.tokenizer_formats import prefix_space
 from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_tokens
-from fastgen.text.tokenizer_formats.json_files import field, read_object, read_text
 from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors
 
 _FILE = "tokenizer.json"
@@ -97,7 +97,7 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
         return templates | {"default": read_text(path)}
     older = directory / "chat_template.json"
     if setting is None and older.is_file():
-        setting = field(read_object(older), "chat_template", (str, list), older)
+        setting = field(read_json_object(older), "chat_template", (str, list), older)
     if not isinstance(setting, list):
         return templates if setting is None else {"default": setting} | templates
     for entry in setting:

@@ -1,4 +1,4 @@
-"""docs/operations.md lists exactly the reasons that the operator can set."""
+"""docs/operations.md and docs/capacity.md list exactly the reasons that the operator can set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from fastgen_operator.status.conditions.table import ORDER
 
 CODE = Path(fastgen_operator.__file__).parent
 CONDITIONS = CODE / "status" / "conditions"
-PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "operations.md"
+# The states of pods, and the reasons of the autoscaler's changes.
+CAPACITY = DOCS / "capacity.md"
 # Functions that create a reason, and the argument that contains it.
 MAKERS = {
     **{"Condition": 1, "true": 0, "false": 0, "unknown": 0},
@@ -122,14 +125,15 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def reasons_on_the_page() -> set[str]:
-    return {match for line in PAGE.read_text().splitlines() for match in re.findall(r"^\| `([A-Z]\w+)` \|", line)}
+def reasons_on_the_pages() -> set[str]:
+    lines = (line for page in (PAGE, CAPACITY) for line in page.read_text().splitlines())
+    return {match for line in lines for match in re.findall(r"^\| `([A-Z]\w+)` \|", line)}
 
 
-def test_every_reason_stands_on_the_page_and_no_other() -> None:
-    code, page = reasons_in_code(), reasons_on_the_page()
+def test_every_reason_stands_on_a_page_and_no_other() -> None:
+    code, page = reasons_in_code(), reasons_on_the_pages()
     assert len(code) > 20, "the search finds nothing any more"
-    assert sorted(code - page) == [], "not on the page"
+    assert sorted(code - page) == [], "not on a page"
     assert sorted(page - code) == [], "no longer in the code"
 
 
@@ -214,11 +218,12 @@ def test_every_reason_of_an_event_is_on_the_page() -> None:
 
 
 def test_the_states_of_pods_are_those_of_the_supply() -> None:
-    assert re.findall(r"^\| (\w+) \| (?:yes|no) \|", PAGE.read_text(), re.MULTILINE) == list(get_args(PodState))
+    assert re.findall(r"^\| (\w+) \| (?:yes|no) \|", CAPACITY.read_text(), re.MULTILINE) == list(get_args(PodState))
 
 
-def test_every_metric_that_the_page_names_is_one_of_the_operator() -> None:
+@pytest.mark.parametrize("page", [PAGE, CAPACITY], ids=lambda page: page.stem)
+def test_every_metric_that_a_page_names_is_one_of_the_operator(page: Path) -> None:
     exposed = (CODE / "metrics.py").read_text()
-    named = set(re.findall(r"fastgen_operator_\w+", PAGE.read_text()))
+    named = set(re.findall(r"fastgen_operator_\w+", page.read_text()))
     assert named
     assert [name for name in named if name.removesuffix("_total") not in exposed] == []

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import fastgen.server.api_process
 import fastgen.server.main
 
 _FORMAT = "<d"
@@ -23,7 +24,7 @@ _FORMAT = "<d"
 def install(path: Path) -> None:
     """Make the servers of this process write to `path` the longest time so far since the file was removed."""
 
-    class Probed(fastgen.server.main.Server):
+    class Probed(fastgen.server.api_process.APIProcess):
         async def run(self) -> int:
             probing = asyncio.create_task(_probe(path))
             try:
@@ -31,7 +32,7 @@ def install(path: Path) -> None:
             finally:
                 probing.cancel()
 
-    fastgen.server.main.Server = Probed  # type: ignore[misc]
+    fastgen.server.main.APIProcess = Probed  # type: ignore[misc]
 
 
 def longest_hold(path: Path) -> float:

@@ -16,7 +16,7 @@ import pytest
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.engine.messages import EngineInfo, StepReport
-from fastgen.server.main import _KEEP_ALIVE_SECONDS
+from fastgen.server.http.server import KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.observation import Sample
@@ -544,7 +544,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_connections_outlive_the_interval_of_fleets_of_a_fixed_size() -> None:
-    assert FIXED_PERIODS * Settings(engine_image="engine").scrape_seconds < _KEEP_ALIVE_SECONDS
+    assert FIXED_PERIODS * Settings(engine_image="engine").scrape_seconds < KEEP_ALIVE_SECONDS
 
 
 @pytest.mark.parametrize("names", [(), parse_qs(QUERY)["name[]"]], ids=["all samples", "those asked for"])

@@ -1,0 +1,109 @@
+"""Loads a model: the engine process reads the weights while this process reads the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from fastgen import exit_codes
+from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
+from fastgen.engine.client import EngineClient, EngineStartError
+from fastgen.model.generation_defaults import GenerationDefaults, generation_defaults
+from fastgen.model.hub import hub_repository
+from fastgen.model.source import ModelSource
+from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.grammars import GrammarChecker
+from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.task import ServedTask
+from fastgen.text import reranker
+from fastgen.text.guarded_encoding import GuardedEncoder
+from fastgen.text.reasoning import ReasoningFormat, reasoning_format
+from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.registry import choose_format
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a server reads of its model before it starts anything.
+
+    Attributes:
+        source: the files.
+        names: model names that requests may use.
+        defaults: sampling parameters of requests that do not set them.
+        task: what the server does with the model.
+    """
+
+    source: ModelSource
+    names: tuple[str, ...]
+    defaults: GenerationDefaults
+    task: ServedTask
+
+    @classmethod
+    def open(cls, engine: EngineConfig, server: ServerConfig) -> ModelFiles:
+        """Find the files and read their configuration.
+
+        Raises:
+            ConfigError: if the settings or the model are not supported.
+        """
+        source = ModelSource.open(engine.model)
+        default_name = hub_repository(engine.model) or default_model_name(engine.model)
+        return cls(
+            source,
+            server.served_model_names or (default_name,),
+            generation_defaults(server.generation_config, source.path),
+            ServedTask.of(source, server.task, server.pooling),
+        )
+
+    def engine_config(self, config: EngineConfig) -> EngineConfig:
+        """Return the settings with the local path: the download is complete, so the engine does not contact the hub."""
+        return replace(config, model=str(self.source.path))
+
+
+async def load(files: ModelFiles, config: ServerConfig, engine: asyncio.Task[EngineClient]) -> ServedModel:
+    """Return the model once its engine is ready.
+
+    Args:
+        files: the model's files.
+        config: the server's settings.
+        engine: the start of the engine. If the load fails or is cancelled, the engine is stopped.
+
+    Raises:
+        ConfigError: if the settings or the model are not supported.
+        EngineStartError: if the engine fails to start for another reason.
+    """
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, files.source.tokenizer)
+        tool_format = choose_format(config.tool_parser, tokenizer)
+        thinking = reasoning_format(config.reasoning_parser, tokenizer)
+        task = files.task.with_answers(tokenizer)
+        ready = await engine
+        longest = ready.info.max_model_length
+        return ServedModel(
+            ready,
+            tokenizer,
+            PromptSizeLimit(tokenizer, longest),
+            GrammarChecker(tokenizer),
+            tool_format,
+            thinking,
+            files.defaults,
+            task,
+            _guarded(tokenizer, thinking, longest) if config.message_special_tokens != "allow" else None,
+        )
+    except EngineStartError as error:
+        if error.exit_code == exit_codes.BAD_CONFIGURATION:
+            raise ConfigError(str(error)) from None
+        raise
+    except BaseException:
+        engine.cancel()
+        await asyncio.wait((engine,))
+        if not engine.cancelled() and engine.exception() is None:
+            await engine.result().stop()
+        raise
+
+
+def _guarded(tokenizer: Tokenizer, thinking: ReasoningFormat | None, longest: int) -> GuardedEncoder:
+    """Return what encodes prompts in which clients cannot write special tokens."""
+    template = tokenizer.chat_template
+    written = reranker.LITERAL_TEXT + ("" if template is None else template.literal_text())
+    control = tokenizer.control_tokens(written, thinking.marks if thinking else ())
+    return GuardedEncoder(tokenizer, control, longest)

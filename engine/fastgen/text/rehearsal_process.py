@@ -31,8 +31,8 @@ _YIELDING = 5
 MOST_MESSAGE_BYTES = 1 << 17
 
 
-class Vocabulary(msgspec.Struct):
-    """The texts of the tokens in order, and the special ones."""
+class TokenTexts(msgspec.Struct):
+    """The texts of a vocabulary's tokens in order, and which tokens are special."""
 
     tokens: list[bytes]
     special: list[int]
@@ -64,11 +64,11 @@ class _Process:
         self._control = control
         self._running: dict[int, _Rehearsal] = {}  # by the descriptor of the process
         self._pids: dict[int, int] = {}
-        vocabulary = msgspec.msgpack.decode(_received(control), type=Vocabulary)
-        self._end_token = len(vocabulary.tokens)
+        texts = msgspec.msgpack.decode(_received(control), type=TokenTexts)
+        self._end_token = len(texts.tokens)
         self._tables = vocabulary_tables(
-            [*vocabulary.tokens, b"<|end of match|>"],
-            [*vocabulary.special, self._end_token],
+            [*texts.tokens, b"<|end of match|>"],
+            [*texts.special, self._end_token],
             [self._end_token],
             lambda _: [],
         )

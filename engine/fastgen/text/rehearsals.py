@@ -18,7 +18,7 @@ from fastgen.core.request import Grammar
 from fastgen.text import rehearsal_process
 from fastgen.text.grammar import InvalidGrammar, check_text
 from fastgen.text.rehearsal import MOST_BYTES, MOST_CPU_SECONDS, MOST_SECONDS
-from fastgen.text.rehearsal_process import MOST_MESSAGE_BYTES, Verdict, Vocabulary
+from fastgen.text.rehearsal_process import MOST_MESSAGE_BYTES, TokenTexts, Verdict
 from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
@@ -120,7 +120,7 @@ class Rehearsals:
                 vocabulary = self._tokenizer.vocabulary
                 tokens = [vocabulary.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
                 try:
-                    self._process = _Process(Vocabulary(tokens, sorted(self._tokenizer.special_token_ids)))
+                    self._process = _Process(TokenTexts(tokens, sorted(self._tokenizer.special_token_ids)))
                 except OSError as error:
                     raise RehearsalError(f"the process that checks grammars cannot be started: {error}") from None
             return self._process
@@ -134,14 +134,14 @@ def _digest(grammar: Grammar) -> bytes:
 class _Process:
     """A process that rehearses grammars over one vocabulary, several at once."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, texts: TokenTexts) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-m", rehearsal_process.__name__], stdin=theirs.fileno())
         self._sending = threading.Lock()
         self._end = weakref.finalize(self, _end, self._control, self._process)
         try:
-            data = msgspec.msgpack.encode(vocabulary)
+            data = msgspec.msgpack.encode(texts)
             self._control.sendall(len(data).to_bytes(4, "big") + data)
         except OSError:
             self.close()

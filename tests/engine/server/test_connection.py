@@ -144,9 +144,60 @@ async def test_an_http_1_0_client_gets_a_length_if_it_is_known() -> None:
     served.end.set()
 
 
+async def test_an_offer_of_another_protocol_by_http_1_0_is_ignored() -> None:
+    head = b"POST / HTTP/1.0\r\nConnection: close, upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\n"
+    served = Served(head + b"hello")
+    writer, _ = await served.requests.get()
+    assert (bytes(writer._cycle.body), writer._cycle.keep_alive) == (b"hello", False)
+    served.end.set()
+
+
+async def test_a_tunnel_is_rejected_and_its_bytes_are_no_request() -> None:
+    served = Served(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert served.transport.written.startswith(b"HTTP/1.1 405")
+    assert served.transport.is_closing()
+    await asyncio.sleep(0)
+    assert served.requests.empty()
+
+
 def chunked(*pieces: bytes) -> bytes:
     head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+
+
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
+    "a WebSocket": b"Upgrade: websocket\r\nConnection: keep-alive, UPGRADE\r\nSec-WebSocket-Key: AAAA\r\n",
+    "TLS": b"connection: upgrade\r\nconnection: Upgrade\r\nUpgrade: TLS/1.3\r\nUpgrade: h2c\r\n",
+    "the last header": b"Upgrade: foo\r\nConnection: upgrade\r\n",
+    "an expectation": b"Expect: 100-continue\r\nUpgrade: h2c\r\nConnection: upgrade\r\n",
+}
+BODIES = {
+    "a length": (b"Content-Length: 5\r\n", b"hello"),
+    "chunks": (b"Transfer-Encoding: chunked\r\n", b"2\r\nhe\r\n3;a=b\r\nllo\r\n0\r\nTrailer: a\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES)
+async def test_an_offer_of_another_protocol_is_ignored(upgrade: bytes, body: tuple[bytes, bytes], size: int) -> None:
+    """RFC 9110, 7.8."""
+    sent = b"".join(b"POST /%d HTTP/1.1\r\nHost: a\r\n%b%b\r\n%b" % (n, upgrade, *body) for n in range(2))
+    served = Served(b"")
+    for start in range(0, len(sent), size):
+        served.connection.data_received(sent[start : start + size])
+    first, _ = await served.requests.get()
+    cycles = (first._cycle, served.connection.cycle)
+    assert [(cycle.scope["path"], bytes(cycle.body), cycle.more_body) for cycle in cycles] == [
+        ("/0", b"hello", False),
+        ("/1", b"hello", False),
+    ]
+    for cycle in cycles:
+        assert cycle.keep_alive
+        assert b"upgrade" not in dict(cycle.scope["headers"])
+    assert not served.transport.is_closing()
+    served.end.set()
 
 
 @pytest.mark.parametrize(
@@ -230,3 +281,13 @@ def test_a_stream_to_an_http_1_0_client_is_not_chunked(scripted: Serving) -> Non
     assert all(line.startswith("data: {") for line in lines[:-1])
     assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]) == "one two three"
     assert lines[-1] == "data: [DONE]"
+
+
+def test_a_post_that_offers_http_2_is_answered_as_http_1_1(scripted: Serving) -> None:
+    """As `curl --http2` and Java's HttpClient send it."""
+    body = {"prompt": prompt_for("one two three")}
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    for _ in range(2):
+        response = scripted.request("POST", "/v1/completions", json=body, headers=offer)
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["text"] == "one two three"

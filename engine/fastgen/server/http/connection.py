@@ -2,7 +2,7 @@
 
 It limits what a client can make the server keep before a request is served: the size of its head, the time that it
 takes to arrive, the requests that wait for the response before theirs, and the number of connections. It closes
-connections during a drain, and lets a response write its body to the transport directly.
+connections during a drain, and lets a response write its body to the transport directly. It never changes the protocol.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from httptools import HttpParserError
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -93,6 +93,29 @@ class _UnchunkedCycle(RequestResponseCycle):
         await super().send(message)
 
 
+class _Parser(HttpRequestParser):
+    """A parser for a server that ignores Upgrade, as RFC 9110 (7.8) allows.
+
+    httptools ends a request that asks for another protocol with its head, and would take its body for the next request.
+    So the head is parsed once more, without that header.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        # Responses are sent before the connection is closed, also if the client has announced that it will close it.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn gives it nothing else
+        """Parse bytes from the client."""
+        try:
+            super().feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            rest = self._connection.head_without_upgrade() + data[upgrade.args[0] :]
+            self._connection.parser = _Parser(self._connection)  # this one may have ended
+            self._connection.parser.feed_data(rest)
+
+
 class Connection(HttpToolsProtocol):
     """Rejects invalid HTTP, oversized heads and slow requests with an OpenAI error, then closes.
 
@@ -132,6 +155,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         """Start the timer for the first request. Of too many connections, close the one that has waited longest."""
         super().connection_made(transport)
+        self.parser = _Parser(self)
         self.waiting[self] = None
         self._arm()
         if len(self.connections) > _MOST_CONNECTIONS:
@@ -177,6 +201,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Handle a complete request head."""
+        if self.parser.get_method() == b"CONNECT":  # what follows would not be a request
+            self._error = APIError(405, "this server is not a proxy: CONNECT is not supported", code="invalid_method")
+            raise HttpParserError("CONNECT")
+        if self.parser.should_upgrade():  # the parser reads the head once more
+            return
         self._reading_head, self._pending_bytes = False, 0
         self.waiting.pop(self, None)
         if len(self.pipeline) == _MOST_PIPELINED:  # an error would be taken for the response to an earlier request
@@ -200,9 +229,21 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Handle a complete request."""
+        if self.parser.should_upgrade():
+            return
         self._pending_bytes = 0
         self._disarm()
         super().on_message_complete()
+
+    def head_without_upgrade(self) -> bytes:
+        """Return the head that has just been parsed, without its request for another protocol."""
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(option for option in value.split(b",") if option.strip().lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_response_complete(self) -> None:
         """Handle the end of a response."""

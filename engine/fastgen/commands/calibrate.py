@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,9 @@ def add(commands: Subcommands) -> None:
     """Add the command."""
     parser = add_command(commands, "calibrate", "measure step times and derive the token budget", run)
     add_model(parser)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="plot the curve into this PNG or SVG file")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="plot the curve into this PNG or SVG file; needs matplotlib"
+    )
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="how long to repeat the measurements of a format (default: 20)"
     )
@@ -57,6 +60,11 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--output {options.output}: must end in .png or .svg")
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise ConfigError(f"--output {options.output}: no such directory: create it first")
+    if options.output is not None and find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"--output {options.output}: matplotlib is not installed: run `pip install matplotlib`, "
+            "or omit the flag: the curve is printed too"
+        )
     most_tokens = config.most_tokens if options.most_tokens is None else options.most_tokens
     if not 1 <= most_tokens <= config.most_tokens:
         raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")

@@ -351,6 +351,16 @@ def test_calibrate_prints_and_plots_the_curves_of_formats(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_calibrate_says_before_it_measures_that_a_plot_needs_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fastgen.commands.calibrate.find_spec", lambda _: None)
+    assert main.main(["calibrate", "no-such-model", "--output", str(tmp_path / "curve.png")]) == 2
+    error = capsys.readouterr().err
+    assert "--output" in error
+    assert "pip install matplotlib" in error
+
+
 def test_bench_measures_a_closed_loop_in_process(small_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = ["--requests", "3", "--clients", "2", "--prompt-tokens", "8", "--generation-tokens", "4", "--deviation", "0"]
     flags = ["--kv-cache-memory", "16MiB", "--max-model-length", "512"]

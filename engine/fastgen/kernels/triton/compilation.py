@@ -1,15 +1,16 @@
 """Compile the Triton kernels ahead of time, without a GPU.
 
 `python -m fastgen.kernels.triton.compilation` compiles every variant of every kernel for every target and prints a
-Markdown table of registers, spills and shared memory. It exits with 1 if a variant does not compile, spills registers
-or needs more shared memory than the target has. `--page docs/benchmarks/gpu-compilation.md` compiles only the rows
-that the table of that page lacks, and writes each to the page at once, so that it can be interrupted.
+Markdown table of registers and shared memory by kernel. It exits with 1 if a variant does not compile, spills registers
+or needs more shared memory than the target has. `--file docs/benchmarks/gpu-compilation.csv` compiles only the rows
+that the file lacks, and writes each at once, so that it can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import functools
 import hashlib
 import importlib
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -39,10 +40,6 @@ from fastgen.kernels.triton.variant import Variant
 # specifications per compute capability).
 SHARED_MEMORY_LIMITS = {80: 163, 90: 227, 100: 227, 120: 99}
 _ALIGNED = ":16"
-_HEADER = """\
-| kernel | variant | configuration | target | registers | spilled bytes | shared memory, KiB | limit, KiB |
-|---|---|---|---|---:|---:|---:|---:|"""
-_ROW = re.compile(r"\| (\w+) \| (\S*) \| (\w+) \| sm_(\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| \d+ \|$", re.MULTILINE)
 
 # What identifies a row: kernel, variant, configuration and target.
 Key = tuple[str, str, str, int]
@@ -59,7 +56,7 @@ class Compiled:
         registers: of a thread.
         spilled_bytes: local memory of a thread, where registers are spilled to.
         shared_kib: shared memory of a program.
-        error: last line of the compiler's error, or None; the numbers are 0 if there is one.
+        error: last line of the compiler's error, or empty; the numbers are 0 if there is one.
     """
 
     kernel: str
@@ -69,7 +66,7 @@ class Compiled:
     registers: int = 0
     spilled_bytes: int = 0
     shared_kib: float = 0.0
-    error: str | None = None
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -162,29 +159,46 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
 
 
 def table(results: Sequence[Compiled]) -> str:
-    """Return a Markdown table of the results."""
-    lines = [_HEADER]
-    for r in results:
-        numbers = f"{r.registers} | {r.spilled_bytes} | {r.shared_kib:.1f}" if r.error is None else f"{r.error} | |"
-        mark = "" if r.is_good else " **over**"
-        limit = SHARED_MEMORY_LIMITS[r.target]
-        lines.append(f"| {r.kernel} | {r.variant} | {r.configuration} | sm_{r.target} | {numbers} | {limit}{mark} |")
+    """Return a Markdown table with a row for each kernel: the most registers and shared memory of its variants."""
+    limits = " | ".join(f"KiB on {target / 10}, of {limit}" for target, limit in SHARED_MEMORY_LIMITS.items())
+    lines = [f"| kernel | compiled | registers | {limits} |", "|---|---:|---:|" + "---:|" * len(SHARED_MEMORY_LIMITS)]
+    for kernel in dict.fromkeys(result.kernel for result in results):
+        rows = [result for result in results if result.kernel == kernel]
+        shared = (
+            max((row.shared_kib for row in rows if row.target == target), default=None)
+            for target in SHARED_MEMORY_LIMITS
+        )
+        cells = " | ".join("" if most is None else f"{most:.1f}" for most in shared)
+        lines.append(f"| `{kernel}` | {len(rows)} | {max(row.registers for row in rows)} | {cells} |")
     return "\n".join(lines)
 
 
-def read_table(page: str) -> dict[Key, Compiled]:
-    """Return the rows of the table in a page; those of variants that failed are left out."""
-    found = (
-        Compiled(kernel, variant, configuration, int(target), int(registers), int(spilled), float(shared))
-        for kernel, variant, configuration, target, registers, spilled, shared in _ROW.findall(page)
-    )
-    return {result.key: result for result in found}
+def read(file: Path) -> dict[Key, Compiled]:
+    """Return the good rows of a file; the others are compiled again."""
+    with file.open(newline="") as lines:
+        found = [
+            Compiled(
+                row["kernel"],
+                row["variant"],
+                row["configuration"],
+                int(row["target"]),
+                int(row["registers"]),
+                int(row["spilled_bytes"]),
+                float(row["shared_kib"]),
+                row["error"],
+            )
+            for row in csv.DictReader(lines)
+        ]
+    return {result.key: result for result in found if result.is_good}
 
 
-def write_table(page: str, results: Sequence[Compiled]) -> str:
-    """Return the page with its table, and the summary after it, replaced."""
-    before, _, _ = page.partition(_HEADER)
-    return f"{before}{table(results)}\n\n{_summary(results)}\n"
+def write(file: Path, results: Sequence[Compiled]) -> None:
+    """Write a row for each result."""
+    names = [field.name for field in fields(Compiled)]
+    with file.open("w", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([getattr(result, name) for name in names] for result in results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,35 +206,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastgen.kernels.triton.compilation", description=__doc__)
     parser.add_argument("--kernel", help="only variants whose MODULE.KERNEL/VARIANT contains this")
     parser.add_argument("--target", type=int, action="append", choices=SHARED_MEMORY_LIMITS, help="only these targets")
-    parser.add_argument("--page", type=Path, help="Markdown page whose table to complete, instead of printing one")
+    parser.add_argument("--file", type=Path, help="CSV file to complete")
     parsed = parser.parse_args(arguments)
     every = {key(variant, target): (variant, target) for variant in variants() for target in targets(variant)}
     wanted = {
         key(variant, target) for variant in variants(parsed.kernel) for target in parsed.target or targets(variant)
     }
-    done = {} if parsed.page is None else read_table(parsed.page.read_text())
+    done = {} if parsed.file is None else read(parsed.file)
     chosen = [one for one in every if one in wanted and one not in done]
     if not wanted & every.keys():
         parser.error("no kernel has this name and target")
     for number, one in enumerate(chosen, 1):
         done[one] = compile_variant(*every[one])
         print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-        _save(parsed.page, [done[k] for k in every if k in done])
-    _save(parsed.page, [done[k] for k in every if k in done])  # without rows of variants that are gone
+        if parsed.file is not None:
+            write(parsed.file, [done[k] for k in every if k in done])
+    if parsed.file is not None:
+        write(parsed.file, [done[k] for k in every if k in done])  # without rows of variants that are gone
     results = [done[one] for one in every if one in wanted]
+    bad = [result for result in results if not result.is_good]
     print(file=sys.stderr)
-    print(_summary(results) if parsed.page is not None else f"{table(results)}\n\n{_summary(results)}")
-    return 0 if all(result.is_good for result in results) else 1
-
-
-def _save(page: Path | None, results: Sequence[Compiled]) -> None:
-    if page is not None:
-        page.write_text(write_table(page.read_text(), results))
-
-
-def _summary(results: Sequence[Compiled]) -> str:
-    bad = sum(not result.is_good for result in results)
-    return f"{len(results)} compiled, {bad} failed; torch {torch.__version__}, triton {triton.__version__}."
+    for result in bad:
+        print(f"does not fit: {result}")
+    print(table(results))
+    print(f"\n{len(results)} compiled, {len(bad)} failed; torch {torch.__version__}, triton {triton.__version__}.")
+    return 1 if bad else 0
 
 
 def _name(variant: Variant) -> str:

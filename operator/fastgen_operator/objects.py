@@ -1,4 +1,4 @@
-"""Facts read from any object: fingerprint, pod template, field ownership. Pure."""
+"""Facts read from any object: name, owner, fingerprint, pod template, field ownership. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
 # Why an object of the cache is only a stub, as text: see `kube/compact.py`.
 FAULT: Final = "fault"
+
+
+def name_of(obj: Object) -> str:
+    """Return the object's name."""
+    return str(obj["metadata"]["name"])
+
+
+def is_terminating(obj: Object) -> bool:
+    """Return whether the object is being deleted. A pod may hold its node's GPUs until it is gone."""
+    return bool(obj["metadata"].get("deletionTimestamp"))
+
+
+def is_controlled_by(child: Object, owner: Object) -> bool:
+    """Return whether the child's controller is this owner, not an earlier one of the same name."""
+    return any(
+        reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
+        for reference in child["metadata"].get("ownerReferences", ())
+    )
+
+
+def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return the condition of that type in the status of any object; empty if there is none."""
+    found: dict[str, Any] = next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
+    return found
 
 
 def fingerprint(value: Any) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from fastgen_operator.kinds import QUEUE_LABEL, Object
+from fastgen_operator.objects import condition_of, is_terminating, name_of
 
 # Time after the end of a pod's grace period in which its node reports its end.
 _OVERDUE: Final = timedelta(seconds=60)
@@ -96,11 +97,6 @@ def _role(kind: str, name: str, spec: dict[str, Any]) -> Role:
     return "sidecar" if spec.get("restartPolicy") == "Always" else "init container"
 
 
-def name_of(obj: Object) -> str:
-    """Return the name of a pod, or of another object."""
-    return str(obj["metadata"]["name"])
-
-
 def is_ready(pod: Object) -> bool:
     """Return whether the pod passes its readiness probe."""
     return pod_condition(pod, "Ready").get("status") == "True"
@@ -114,11 +110,6 @@ def is_starting(pod: Object) -> bool:
     return not any(
         each.get("started") or each.get("restartCount") or "terminated" in each.get("state", {}) for each in containers
     )
-
-
-def is_terminating(obj: Object) -> bool:
-    """Return whether the object is being deleted. A pod may hold its node's GPUs until it is gone."""
-    return bool(obj["metadata"].get("deletionTimestamp"))
 
 
 def is_overdue(pod: Object, at: datetime | None) -> bool:
@@ -202,12 +193,6 @@ def has_started(pod: Object) -> bool:
 def pod_condition(pod: Object, kind: str) -> dict[str, Any]:
     """Return the pod's condition of that type; empty if there is none."""
     return condition_of(pod.get("status", {}), kind)
-
-
-def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return the condition of that type in the status of any object; empty if there is none."""
-    found: dict[str, Any] = next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
-    return found
 
 
 def last_line(terminated: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import is_downloaded
 from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
-from fastgen_operator.pods import has_ended, is_terminating, node_of, unschedulable_pods
+from fastgen_operator.objects import is_terminating
+from fastgen_operator.pods import has_ended, node_of, unschedulable_pods
 
 # Reason of conditions: a pod waits, because the node that has the volume does not accept it.
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"

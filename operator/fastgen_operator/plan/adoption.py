@@ -12,8 +12,8 @@ from typing import Any
 
 from fastgen_operator.children.metadata import MANAGED_BY, labels, owner_reference, selector
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, JOB, OWNER_LABEL, Kind, Object
+from fastgen_operator.objects import is_terminating
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.pods import is_terminating
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.plan.pod_failures import Failure, failure_of
-from fastgen_operator.pods import has_started, is_ready, is_terminating, name_of
+from fastgen_operator.pods import has_started, is_ready
 
 # The kubelet's backoff for crashing containers: it doubles, and is reset after ten minutes without a crash.
 FIRST_PAUSE: Final = timedelta(seconds=10)

@@ -7,11 +7,10 @@ from typing import Any
 
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, Kind, Object
-from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, template_digest
+from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, name_of, template_digest
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
 from fastgen_operator.plan.model_cache import with_template_of
-from fastgen_operator.pods import name_of
 
 
 @dataclass(frozen=True, slots=True)

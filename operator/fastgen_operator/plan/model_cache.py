@@ -28,19 +28,9 @@ from fastgen_operator.kinds import (
     Kind,
     Object,
 )
-from fastgen_operator.objects import annotations_of
-from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by
-from fastgen_operator.pods import (
-    condition_of,
-    container_of,
-    containers_of,
-    has_ended,
-    is_ready,
-    is_terminating,
-    name_of,
-    node_of,
-    unschedulable_message,
-)
+from fastgen_operator.objects import annotations_of, condition_of, is_controlled_by, is_terminating, name_of
+from fastgen_operator.plan.observed import Observed, current_pods
+from fastgen_operator.pods import container_of, containers_of, has_ended, is_ready, node_of, unschedulable_message
 from fastgen_operator.quantities import quantity
 
 Children = Sequence[tuple[Kind, Object]]

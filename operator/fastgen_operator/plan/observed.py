@@ -13,10 +13,10 @@ from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, Key, Kind, Object
-from fastgen_operator.objects import TEMPLATE_LABEL, template_digest
+from fastgen_operator.objects import TEMPLATE_LABEL, is_controlled_by, is_terminating, name_of, template_digest
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.rewritten import RewrittenField
-from fastgen_operator.pods import has_ended, is_terminating, name_of
+from fastgen_operator.pods import has_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,6 @@ def lowest_replicas(autoscaling: Autoscaling, observed: Observed) -> int:
 def pod_selector(name: str) -> str:
     """Return the label selector of a resource's pods, as in `kubectl get pods -l`."""
     return f"{OWNER_LABEL}={name}"
-
-
-def is_controlled_by(child: Object, owner: Object) -> bool:
-    """Return whether the child's controller is this owner, not an earlier one of the same name."""
-    return any(
-        reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
-        for reference in child["metadata"].get("ownerReferences", ())
-    )
 
 
 def is_rollout_observed(deployment: Object) -> bool:

@@ -13,12 +13,12 @@ from fastgen_operator.children import build_children
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
-from fastgen_operator.objects import FAULT
+from fastgen_operator.objects import FAULT, is_controlled_by, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open
-from fastgen_operator.plan.observed import Observed, is_controlled_by
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
 from fastgen_operator.plan.rollout import (
     SetDeletionCost,
@@ -27,7 +27,6 @@ from fastgen_operator.plan.rollout import (
     pods_with_deletion_cost,
     unblock_rollout,
 )
-from fastgen_operator.pods import is_terminating, name_of
 
 
 @dataclass(frozen=True, slots=True)

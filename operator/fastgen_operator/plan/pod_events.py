@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import containers_of, has_ended, is_terminating, name_of, node_of
+from fastgen_operator.pods import containers_of, has_ended, node_of
 
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)

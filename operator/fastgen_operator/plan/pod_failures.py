@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fastgen import exit_codes
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import name_of
 from fastgen_operator.pods import (
     IMAGE_PULL_REASONS,
     Container,
@@ -16,7 +17,6 @@ from fastgen_operator.pods import (
     is_scheduled,
     is_silent,
     last_line,
-    name_of,
     node_of,
     pending_message,
 )

@@ -8,18 +8,9 @@ from typing import Final
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, runs_on_one_node, volume_nodes
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import annotations_of
-from fastgen_operator.plan.observed import Observed, current_pods, is_controlled_by, is_rollout_observed, older_pods
-from fastgen_operator.pods import (
-    has_ended,
-    has_started,
-    is_ready,
-    is_terminating,
-    name_of,
-    node_of,
-    pending_message,
-    unschedulable_pods,
-)
+from fastgen_operator.objects import annotations_of, is_controlled_by, is_terminating, name_of
+from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
+from fastgen_operator.pods import has_ended, has_started, is_ready, node_of, pending_message, unschedulable_pods
 
 # Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first.
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"

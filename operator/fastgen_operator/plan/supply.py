@@ -14,19 +14,10 @@ from fastgen_operator.autoscale.supply import PodView, StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
 from fastgen_operator.children.colocation import pods_without_room
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import TEMPLATE_LABEL
+from fastgen_operator.objects import TEMPLATE_LABEL, name_of
 from fastgen_operator.plan.observed import Observed, current_template
 from fastgen_operator.plan.pod_failures import Failure, failure_of
-from fastgen_operator.pods import (
-    ENGINE_CONTAINER,
-    container_of,
-    has_ended,
-    is_ready,
-    is_silent,
-    name_of,
-    node_of,
-    pod_condition,
-)
+from fastgen_operator.pods import ENGINE_CONTAINER, container_of, has_ended, is_ready, is_silent, node_of, pod_condition
 
 
 def mode_of(spec: Spec) -> tuple[bool, bool]:

@@ -13,8 +13,9 @@ from typing import Final
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import is_ready, name_of
+from fastgen_operator.pods import is_ready
 
 # A pod whose metrics take longer is shown without figures.
 _SECONDS: Final = 5.0

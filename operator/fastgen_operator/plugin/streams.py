@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 
 from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import is_ready, is_terminating, name_of
+from fastgen_operator.pods import is_ready
 
 POLL_SECONDS: Final = 0.5
 # A stream is lost if it has no data for this long.

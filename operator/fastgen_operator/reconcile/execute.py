@@ -22,14 +22,13 @@ from fastgen_operator.kinds import (
 )
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import applied_fingerprint, foreign_managers, has_same_spec
+from fastgen_operator.objects import applied_fingerprint, foreign_managers, has_same_spec, name_of
 from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Delete, Plan, Problem, combine
 from fastgen_operator.plan.rollout import DELETION_COST, SetDeletionCost
-from fastgen_operator.pods import name_of
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.status.status import Notice

@@ -11,11 +11,11 @@ from typing import Final
 from fastgen_operator.kinds import EVENT, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects import name_of
 from fastgen_operator.plan.model_cache import jobs
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import name_of
 from fastgen_operator.reconcile.backoff import is_within
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Final
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
 from fastgen_operator.kinds import Object
-from fastgen_operator.pods import name_of
+from fastgen_operator.objects import name_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import condition_of
 from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.model_cache import cached_model
 from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.pods import condition_of, is_ready
+from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.ready import READY

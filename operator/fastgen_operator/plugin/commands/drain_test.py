@@ -18,10 +18,10 @@ from typing import Any, Final
 from fastgen.api_client.api_keys import own_key
 from fastgen_operator.kinds import POD, Object
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.screen import Screen
 from fastgen_operator.plugin.streams import POLL_SECONDS, SILENCE_SECONDS, Load
-from fastgen_operator.pods import name_of
 
 _MOST_STREAMS: Final = 64
 

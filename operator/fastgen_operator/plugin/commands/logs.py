@@ -10,9 +10,10 @@ from typing import Final
 
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, printable
-from fastgen_operator.pods import ENGINE_CONTAINER, name_of
+from fastgen_operator.pods import ENGINE_CONTAINER
 
 # With --follow, the interval between two looks for new pods.
 _POLL_SECONDS: Final = 2.0

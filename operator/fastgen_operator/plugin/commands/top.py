@@ -9,10 +9,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, milliseconds, serving
 from fastgen_operator.plugin.screen import Cell, Row, Screen
-from fastgen_operator.pods import is_ready, is_terminating, name_of
+from fastgen_operator.pods import is_ready
 
 _LEAST, _MOST = 0.1, 3600.0
 _HEADER: Final = (

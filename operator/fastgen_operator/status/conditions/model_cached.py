@@ -22,6 +22,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import QUEUE_LABEL, Object
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.model_cache import is_cached, job_has, jobs, serves_model
 from fastgen_operator.plan.observed import Observed, current_pods
 from fastgen_operator.pods import (
@@ -31,9 +32,7 @@ from fastgen_operator.pods import (
     is_overdue,
     is_ready,
     is_silent,
-    is_terminating,
     last_line,
-    name_of,
     node_of,
     queue_message,
     termination_message,

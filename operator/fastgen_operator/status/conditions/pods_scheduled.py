@@ -13,16 +13,9 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
+from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.observed import Observed, current_pods, older_pods
-from fastgen_operator.pods import (
-    gate_message,
-    is_scheduled,
-    is_terminating,
-    name_of,
-    node_of,
-    termination_message,
-    unschedulable_message,
-)
+from fastgen_operator.pods import gate_message, is_scheduled, node_of, termination_message, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 

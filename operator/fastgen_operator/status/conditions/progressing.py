@@ -30,6 +30,7 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import condition_of, name_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
 from fastgen_operator.plan.observed import (
     Observed,
@@ -40,7 +41,7 @@ from fastgen_operator.plan.observed import (
     is_rollout_observed,
 )
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
-from fastgen_operator.pods import condition_of, is_ready, name_of, pod_condition
+from fastgen_operator.pods import is_ready, pod_condition
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PROGRESSING: Final = "Progressing"

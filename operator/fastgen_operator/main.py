@@ -32,7 +32,6 @@ from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import ApiServer, connect
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.reconcile.pod_loads import read_loads
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
@@ -43,6 +42,7 @@ from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost,
 from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
 from fastgen_operator.runtime.settings import Settings, parse_settings
+from fastgen_operator.scale_down.loads import read_loads
 
 # Where the kubelet writes the pod's namespace.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -112,14 +112,14 @@ def is_starting(pod: Object) -> bool:
     )
 
 
-def is_overdue(pod: Object, at: datetime | None) -> bool:
+def is_overdue(pod: Object, at: datetime) -> bool:
     """Return whether the pod exists long after the end of its grace period: it has probably lost its node."""
-    if not is_terminating(pod) or at is None:
+    if not is_terminating(pod):
         return False
     return at - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) > _OVERDUE
 
 
-def termination_message(pod: Object, at: datetime | None) -> str:
+def termination_message(pod: Object, at: datetime) -> str:
     """Say what a terminating pod holds, and, if it is overdue, how to end it."""
     due, place = pod["metadata"]["deletionTimestamp"], f"pod {name_of(pod)} on node {node_of(pod)}"
     if not is_overdue(pod, at):

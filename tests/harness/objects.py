@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Object
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from harness.space import resource
 
 UID = "uid-of-chat"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def stored(name: str = "chat", *, generation: int = 1, **spec: Any) -> Object:
@@ -30,7 +33,7 @@ def spec_of(obj: Object) -> Spec:
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """Return the Deployment of the resource; keywords set its status."""
     spec = spec_of(owner)
-    built = build_deployment(owner, spec, "engine:test", settle_replicas(spec, Observed(owner)).desired_replicas)
+    built = build_deployment(owner, spec, "engine:test", situation(Observed(owner)).desired_replicas)
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",
@@ -87,13 +90,17 @@ def observed(*pods: Object, owner: Object | None = None, **deployment_status: An
     built = deployment(owner, revision=2, **status)
     template = built["spec"]["template"]
     older = {**template, "spec": {**template["spec"], "terminationGracePeriodSeconds": 1}}
-    seen = Observed(
+    return Observed(
         resource=owner,
         children={(DEPLOYMENT, owner["metadata"]["name"]): built},
         replica_sets=(replica_set("old", older), replica_set("new", template)),
         pods=pods,
     )
-    return settle_replicas(spec_of(owner), seen)
+
+
+def situation(seen: Observed, now: datetime = NOW, **known: Any) -> Situation:
+    """Return the situation of what was observed; keywords are what else is known."""
+    return Situation(seen, spec_of(seen.resource), now, **known)
 
 
 def applied(manifest: Object, **metadata: Any) -> Object:

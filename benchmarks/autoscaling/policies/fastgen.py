@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from benchmarks.autoscaling.manifests import EPOCH, MODEL, exposition, pod_manifest
@@ -13,8 +14,9 @@ from fastgen_operator.autoscale.scrape.exposition import parse_sample
 from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.kinds import DEPLOYMENT
-from fastgen_operator.plan.observed import Observed, settle_replicas
-from fastgen_operator.plan.supply import subject_of
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
+from fastgen_operator.plan.subject import subject_of
 
 
 class Operator:
@@ -52,9 +54,10 @@ class Operator:
             resource=self._resource,
             children={(DEPLOYMENT, MODEL): deployment},
             pods=tuple(pod_manifest(pod) for pod in view.pods),
-            decision=self._record.decision,
         )
-        subject = subject_of(self._spec, settle_replicas(self._spec, observed), self.period, self._starts)
+        now = EPOCH + timedelta(seconds=view.now)
+        situation = Situation(observed, self._spec, now, decision=self._record.decision, known_starts=self._starts)
+        subject = subject_of(situation, self.period)
         self._starts = subject.starts
         answers: dict[str, Sample | None] = dict.fromkeys(view.ready)
         for metrics in view.replicas:

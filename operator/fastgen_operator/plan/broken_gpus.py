@@ -10,11 +10,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects import is_terminating, name_of
-from fastgen_operator.plan.observed import Observed, current_pods
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import has_started, is_ready
 
 # The kubelet's backoff for crashing containers: it doubles, and is reset after ten minutes without a crash.
@@ -27,20 +27,20 @@ _REASONS: Final = ("DeviceFailed", "EngineHung")
 _MESSAGE_LIMIT: Final = 1024
 
 
-def last_replacement(spec: Spec, observed: Observed) -> Object | None:
+def last_replacement(situation: Situation) -> Object | None:
     """Return `status.lastReplacement`: the pod to replace now, else the last replaced one; None if there was none.
 
     One pod at a time is replaced, with a pause in between that doubles.
     """
-    last = _last(observed)
-    found = _broken_pods(spec, observed)
-    involved = (*(pod for pod in observed.pods if is_terminating(pod)), *(pod for pod, _ in found))
+    last, now = _last(situation.observed), situation.now
+    found = _broken_pods(situation)
+    involved = (*(pod for pod in situation.observed.pods if is_terminating(pod)), *(pod for pod, _ in found))
     is_under_way = last is not None and last["pod"] in map(name_of, involved)
-    if not found or observed.at is None or is_under_way:
+    if not found or is_under_way:
         return last
     count = 1
     if last is not None:
-        since, pause = observed.at - _time(last), _pause(last)
+        since, pause = now - _time(last), _pause(last)
         # A clock that was set back ends the pause.
         if timedelta() <= since < pause:
             return last
@@ -51,23 +51,23 @@ def last_replacement(spec: Spec, observed: Observed) -> Object | None:
         "reason": failure.reason,
         "message": failure.message[:_MESSAGE_LIMIT],
         "count": count,
-        "time": observed.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "time": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
 
-def pods_with_broken_gpus(spec: Spec, observed: Observed) -> tuple[tuple[Object, str], ...]:
+def pods_with_broken_gpus(situation: Situation) -> tuple[tuple[Object, str], ...]:
     """Return the pod to delete now, with the failure: the status names it, and its engine has not recovered."""
-    replaced = (_last(observed) or {}).get("pod")
-    return tuple((pod, failure.message) for pod, failure in _broken_pods(spec, observed) if name_of(pod) == replaced)
+    replaced = (_last(situation.observed) or {}).get("pod")
+    return tuple((pod, failure.message) for pod, failure in _broken_pods(situation) if name_of(pod) == replaced)
 
 
-def next_replacement(spec: Spec, observed: Observed) -> datetime | None:
+def next_replacement(situation: Situation) -> datetime | None:
     """Return when the next pod may be replaced; None if no pod waits for the pause to end."""
-    last = _last(observed)
-    if last is None or observed.at is None or not _broken_pods(spec, observed):
+    last = _last(situation.observed)
+    if last is None or not _broken_pods(situation):
         return None
     due = _time(last) + _pause(last)
-    return due if due > observed.at else None
+    return due if due > situation.now else None
 
 
 def replaced_failure(observed: Observed) -> Failure | None:
@@ -75,7 +75,7 @@ def replaced_failure(observed: Observed) -> Failure | None:
     last = _last(observed)
     if last is None:
         return None
-    new = [pod for pod in current_pods(observed) if _is_new(pod, last)]
+    new = [pod for pod in observed.current_pods if _is_new(pod, last)]
     leaves = any(is_terminating(pod) and name_of(pod) == last["pod"] for pod in observed.pods)
     if (leaves and not new) or not all(is_ready(pod) for pod in new):
         return Failure(last["reason"], f"{last['message']}; the pod was replaced, and the new one is not ready yet")
@@ -90,12 +90,12 @@ def _is_new(pod: Object, last: Object) -> bool:
     return abs(datetime.fromisoformat(created) - _time(last)) < _CREATED_WITHIN
 
 
-def _broken_pods(spec: Spec, observed: Observed) -> list[tuple[Object, Failure]]:
+def _broken_pods(situation: Situation) -> list[tuple[Object, Failure]]:
     """Return the pods whose engine ended because of its GPU and does not serve again, with the failures."""
-    if spec.resources.gpu.count == 0:
+    if situation.spec.resources.gpu.count == 0:
         return []
     # An engine that has started again may drain or be overloaded: it is not ready for another reason.
-    stopped = (pod for pod in current_pods(observed) if not is_ready(pod) and not has_started(pod))
+    stopped = (pod for pod in situation.observed.current_pods if not is_ready(pod) and not has_started(pod))
     found = ((pod, failure_of(pod)) for pod in stopped)
     return [(pod, failure) for pod, failure in found if failure is not None and failure.reason in _REASONS]
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import runs_on_one_node
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import FETCH_CONTAINER, VOLUME, is_preloaded, model_address
@@ -19,17 +18,16 @@ from fastgen_operator.children.platform import PodSettings
 from fastgen_operator.kinds import (
     CACHED_ANNOTATION,
     CLAIM,
-    CLAIM_ANNOTATION,
     DEPLOYMENT,
-    DOWNLOADED_ANNOTATION,
     FETCH_ANNOTATION,
     JOB,
     MODEL_ANNOTATION,
     Kind,
     Object,
 )
-from fastgen_operator.objects import annotations_of, condition_of, is_controlled_by, is_terminating, name_of
-from fastgen_operator.plan.observed import Observed, current_pods
+from fastgen_operator.objects import annotations_of, is_controlled_by, name_of
+from fastgen_operator.plan.observed import Observed, is_complete
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import container_of, containers_of, has_ended, is_ready, node_of, unschedulable_message
 from fastgen_operator.quantities import quantity
 
@@ -51,19 +49,20 @@ class GatedChildren:
     needs_nodes: bool = False
 
 
-def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: PodSettings) -> GatedChildren:
+def gate_on_model(wanted: Children, situation: Situation, settings: PodSettings) -> GatedChildren:
     """Add a download Job if the model is not in the volume, and hold back the new pod template until it is."""
-    wanted = [(kind, _as_live(child, spec, observed) if kind == CLAIM else child) for kind, child in wanted]
+    observed, spec = situation.observed, situation.spec
+    wanted = [(kind, _as_live(child, situation) if kind == CLAIM else child) for kind, child in wanted]
     if not is_preloaded(spec):
         return GatedChildren(wanted)
-    if is_cached(spec, observed):
-        done = complete_job(spec, observed)
+    if situation.is_cached:
+        done = situation.complete_job
         return GatedChildren(wanted, frozenset() if done is None else frozenset({name_of(done)}))
     deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
     children = [child for child in wanted if child[0] != DEPLOYMENT]
     if (held := _held_back(deployment, observed)) is not None:
         children.append((DEPLOYMENT, held))
-    if (claim := live_claim(observed)) is None:
+    if (claim := observed.claim) is None:
         return GatedChildren(children)
     engine_pod = deployment["spec"]["template"]["spec"]
 
@@ -74,7 +73,7 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: Po
     present = _same_download(build(ANYWHERE), observed)
     if present is not None and not _waits_for_node(present, observed):
         return GatedChildren(children, frozenset({name_of(present)}))
-    if (placement := _placement(spec, claim, engine_pod, observed)) is None:
+    if (placement := _placement(claim, engine_pod, situation)) is None:
         kept = frozenset() if present is None else frozenset({name_of(present)})
         return GatedChildren(children, kept, needs_nodes=True)
     job = build(placement)
@@ -86,7 +85,7 @@ def gate_on_model(wanted: Children, spec: Spec, observed: Observed, settings: Po
 def _same_download(job: Object, observed: Observed) -> Object | None:
     """Return the Job that exists for this download, whatever the nodes that its pod may run on, or None."""
     fetch = annotations_of(job)[FETCH_ANNOTATION]
-    same = (each for each in jobs(observed) if annotations_of(each).get(FETCH_ANNOTATION) == fetch)
+    same = (each for each in observed.jobs if annotations_of(each).get(FETCH_ANNOTATION) == fetch)
     # A Job of an earlier version lacks the annotation.
     return next(same, None) or observed.child(JOB, name_of(job))
 
@@ -96,16 +95,16 @@ def _waits_for_node(job: Object, observed: Observed) -> bool:
     return any(unschedulable_message(pod) is not None for pod in pods)
 
 
-def _placement(spec: Spec, claim: Object, engine_pod: Object, observed: Observed) -> Placement | None:
+def _placement(claim: Object, engine_pod: Object, situation: Situation) -> Placement | None:
     """Return where the download may run; None if that depends on nodes that were not read."""
-    serving = [pod for pod in observed.pods if node_of(pod) and not has_ended(pod)]
-    if claim["spec"].get("volumeName") or (serving and runs_on_one_node(spec)):
+    serving = [pod for pod in situation.observed.pods if node_of(pod) and not has_ended(pod)]
+    if claim["spec"].get("volumeName") or (serving and runs_on_one_node(situation.spec)):
         # The volume, or the replicas that hold it, decide.
         return ANYWHERE
-    if observed.nodes is None:
+    if situation.nodes is None:
         return None
     try:
-        placement = placement_of(engine_pod, observed.nodes)
+        placement = placement_of(engine_pod, situation.nodes)
     except (AttributeError, KeyError, TypeError, ValueError):
         # Fields of spec.podTemplate or spec.scheduling.affinity of the wrong type, which the API server will name.
         return ANYWHERE
@@ -113,14 +112,14 @@ def _placement(spec: Spec, claim: Object, engine_pod: Object, observed: Observed
     return replace(placement, requests={}) if serving else placement
 
 
-def _as_live(claim: Object, spec: Spec, observed: Observed) -> Object:
+def _as_live(claim: Object, situation: Situation) -> Object:
     """Return the claim with the size that it has grown to, and with the model that was downloaded to it."""
-    if (live := live_claim(observed)) is None:
+    if (live := situation.observed.claim) is None:
         return claim
     wanted, size = claim["spec"]["resources"]["requests"]["storage"], _size_of(live)
     grown = (quantity(size) or 0) > (quantity(wanted) or 0)
     fields = {**claim["spec"], "resources": {"requests": {"storage": size if grown else wanted}}}
-    record = cached_model(spec, observed)
+    record = situation.cached_model
     annotations = {} if record is None else {"annotations": {CACHED_ANNOTATION: record}}
     return {**claim, "metadata": {**claim["metadata"], **annotations}, "spec": fields}
 
@@ -136,7 +135,7 @@ def hold_template(wanted: Children, observed: Observed) -> GatedChildren:
     if live is not None:
         deployment = next(manifest for kind, manifest in wanted if kind == DEPLOYMENT)
         children.append((DEPLOYMENT, with_template_of(deployment, live)))
-    return GatedChildren(children, frozenset(map(name_of, jobs(observed))))
+    return GatedChildren(children, frozenset(map(name_of, observed.jobs)))
 
 
 def with_template_of(deployment: Object, live: Object) -> Object:
@@ -147,73 +146,15 @@ def with_template_of(deployment: Object, live: Object) -> Object:
     return {**deployment, "spec": {**deployment["spec"], "template": held}}
 
 
-def is_cached(spec: Spec, observed: Observed) -> bool:
-    """Return whether the spec's model is in the present volume."""
-    claim = live_claim(observed)
-    return claim is not None and cached_model(spec, observed) == _record(claim, model_address(spec))
-
-
-def cached_model(spec: Spec, observed: Observed) -> str | None:
-    """Return the uid of the present claim and the folder of the model downloaded to it last; None if there is none.
-
-    A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember it.
-    """
-    if (claim := live_claim(observed)) is None or not is_preloaded(spec):
-        return None
-    if complete_job(spec, observed) is not None:
-        return _record(claim, model_address(spec))
-    remembered = (annotations_of(claim).get(CACHED_ANNOTATION), observed.resource.get("status", {}).get("cachedModel"))
-    return next((each for each in remembered if each and each.startswith(_record(claim, ""))), None)
-
-
-def _record(claim: Object, address: str) -> str:
-    # The uid: a claim that was restored from a backup has the annotation of another one, and perhaps no data.
-    return f"{claim['metadata']['uid']}/{address}"
-
-
-def serves_model(spec: Spec, observed: Observed) -> bool:
+def serves_model(situation: Situation) -> bool:
     """Return whether what was promised serves the spec's model from the volume: replicas, or minReplicas."""
+    observed, spec = situation.observed, situation.spec
     if observed.deployment is None:
         return False
-    ready = sum(map(is_ready, current_pods(observed)))
+    ready = sum(map(is_ready, observed.current_pods))
     wanted = (model_address(spec), observed.key[1])
-    is_enough = 0 < observed.desired_replicas <= ready or (ready > 0 and spec.has_minimum(ready))
+    is_enough = 0 < situation.desired_replicas <= ready or (ready > 0 and spec.has_minimum(ready))
     return is_enough and _model_of(observed.deployment["spec"]["template"]) == wanted
-
-
-def complete_job(spec: Spec, observed: Observed) -> Object | None:
-    """Return the completed Job that downloaded the spec's model into the present volume, or None."""
-    if (claim := live_claim(observed)) is None:
-        return None
-    about = {MODEL_ANNOTATION: model_address(spec), CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-    complete = (job for job in jobs(observed) if is_complete(job))
-    return next((job for job in complete if about.items() <= annotations_of(job).items()), None)
-
-
-def jobs(observed: Observed) -> list[Object]:
-    """Return the resource's own download Jobs that are not being deleted."""
-    return [
-        child
-        for (kind, _), child in observed.children.items()
-        if kind == JOB and is_controlled_by(child, observed.resource) and not is_terminating(child)
-    ]
-
-
-def live_claim(observed: Observed) -> Object | None:
-    """Return the claim, or None if it is missing, being deleted, or owned by another object."""
-    claim = observed.child(CLAIM)
-    usable = claim is not None and not is_terminating(claim) and is_controlled_by(claim, observed.resource)
-    return claim if usable else None
-
-
-def is_complete(job: Object) -> bool:
-    """Return whether the download succeeded."""
-    return job_has(job, "Complete") or DOWNLOADED_ANNOTATION in annotations_of(job)
-
-
-def job_has(job: Object, kind: str) -> bool:
-    """Return whether the Job's condition of this type is True."""
-    return condition_of(job.get("status", {}), kind).get("status") == "True"
 
 
 def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
@@ -222,7 +163,7 @@ def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
     Sidecars (init containers with restartPolicy Always) end with the others, and do not count.
     """
     found = []
-    for job in jobs(observed):
+    for job in observed.jobs:
         pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
         fetched = (pod for pod in pods if container_of(pod, FETCH_CONTAINER).has_succeeded)
         containers = (each for pod in fetched for each in containers_of(pod) if each.role == "container")
@@ -254,7 +195,7 @@ def _in_use(observed: Observed) -> set[str]:
     deployment = observed.deployment
     templates = [] if deployment is None else [deployment["spec"]["template"]]
     found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *observed.pods]}
-    claim = live_claim(observed)
+    claim = observed.claim
     # What is remembered as downloaded has to stay.
     found |= set() if claim is None else {annotations_of(claim).get(CACHED_ANNOTATION, "").partition("/")[2]}
     return {address for address in found if address}

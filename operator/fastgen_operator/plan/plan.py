@@ -13,20 +13,16 @@ from fastgen_operator.children import build_children
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
-from fastgen_operator.objects import FAULT, is_controlled_by, is_terminating, name_of
+from fastgen_operator.objects import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
-from fastgen_operator.plan.rollout import (
-    SetDeletionCost,
-    deletion_costs,
-    pods_to_replace,
-    pods_with_deletion_cost,
-    unblock_rollout,
-)
+from fastgen_operator.plan.rollout import pods_to_replace, unblock_rollout
+from fastgen_operator.plan.situation import Situation
+from fastgen_operator.scale_down.order import SetDeletionCost, deletion_costs, pods_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ def find_fault(observed: Observed) -> Problem | None:
     if (fault := observed.resource.get(FAULT)) is not None:
         return Problem("InvalidSpec", f"{fault}; the pods stay unchanged until then")
     for (kind, name), child in observed.children.items():
-        if FAULT in child and is_controlled_by(child, observed.resource):
+        if FAULT in child and observed.owns(child):
             words = f"the {kind.name} {name} cannot be read: {child[FAULT]}, or delete the {kind.name}"
             return Problem("UnreadableChild", words)
     return None
@@ -112,22 +108,23 @@ def combine(problems: Sequence[Problem]) -> Problem | None:
     return Problem(problems[0].reason, "; ".join(dict.fromkeys(problem.message for problem in problems)))
 
 
-def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
+def make_plan(situation: Situation, platform: Platform) -> Plan:
     """Compare the children that the spec needs with those observed.
 
     An object of another owner under a child's name is never taken over; one of an optional kind serves in the child's
     place. A problem of one child does not hold back the others.
     """
+    observed, spec, replicas = situation.observed, situation.spec, situation.desired_replicas
     problems: list[Problem] = []
-    settled = unblock_rollout(spec, observed)
+    settled = unblock_rollout(situation)
     try:
-        children = build_children(observed.resource, settled, platform, observed.desired_replicas)
-        gated = gate_on_model(children, spec, observed, platform.pods)
+        children = build_children(observed.resource, settled, platform, replicas)
+        gated = gate_on_model(children, situation, platform.pods)
     except TemplateRefused as refusal:
         problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
         scheduling = settled.scheduling.model_copy(update={"affinity": None})
         plain = settled.model_copy(update={"pod_template": None, "scheduling": scheduling})
-        children = build_children(observed.resource, plain, platform, observed.desired_replicas)
+        children = build_children(observed.resource, plain, platform, replicas)
         gated = hold_template(children, observed)
     wanted = [(kind, name_of(manifest)) for kind, manifest in children]
     if adopts := adoptions(observed, wanted):
@@ -151,14 +148,14 @@ def make_plan(spec: Spec, observed: Observed, platform: Platform) -> Plan:
     needs_loads = removes or any(kind == DEPLOYMENT for kind, _ in unknown)
     keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in gated.kept_jobs}
     return Plan(
-        deletion_costs=deletion_costs(observed) if removes else (),
+        deletion_costs=deletion_costs(observed.pods, situation.in_flight_tokens) if removes else (),
         applies=applies,
         ends=_finished_downloads(observed),
-        deletes=(*_unwanted(keep, observed), *_replaced_pods(spec, observed)),
+        deletes=(*_unwanted(keep, observed), *_replaced_pods(situation)),
         problem=combine(problems),
         rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
         names_to_look_up=unknown,
-        loads_to_read=pods_with_deletion_cost(observed) if needs_loads and not observed.in_flight_tokens else (),
+        loads_to_read=pods_in_order(observed.pods) if needs_loads and not situation.in_flight_tokens else (),
         needs_nodes=gated.needs_nodes,
     )
 
@@ -182,22 +179,22 @@ def _unwanted(keep: Collection[tuple[Kind, str]], observed: Observed) -> tuple[D
     return tuple(
         Delete(kind, child, "deleted: the spec does not ask for it any more")
         for (kind, name), child in observed.children.items()
-        if (kind, name) not in keep and is_controlled_by(child, observed.resource) and not is_terminating(child)
+        if (kind, name) not in keep and observed.owns(child) and not is_terminating(child)
     )
 
 
-def _replaced_pods(spec: Spec, observed: Observed) -> tuple[Delete, ...]:
+def _replaced_pods(situation: Situation) -> tuple[Delete, ...]:
     waited = "replaced: it waited for a node that the volume has left"
     found = (
-        *((pod, waited) for pod in pods_to_replace(spec, observed)),
-        *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(spec, observed)),
+        *((pod, waited) for pod in pods_to_replace(situation)),
+        *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(situation)),
     )
     return tuple(Delete(POD, pod, why) for pod, why in found)
 
 
 def _may_write(live: Object | None, observed: Observed) -> bool:
     """Return whether the child does not exist, or belongs to this resource."""
-    return live is None or is_controlled_by(live, observed.resource)
+    return live is None or observed.owns(live)
 
 
 def _name_taken(kind: Kind, live: Object, observed: Observed) -> Problem:

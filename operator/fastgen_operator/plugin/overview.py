@@ -9,7 +9,7 @@ from typing import Any
 from fastgen_operator.autoscale.supply import StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects import name_of
-from fastgen_operator.plan.supply import view_of
+from fastgen_operator.plan.pod_view import view_of
 from fastgen_operator.plugin.remedies import remedy
 from fastgen_operator.pods import has_ended, node_of
 from fastgen_operator.status.conditions.ready import READY

@@ -28,9 +28,9 @@ from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.foreign import take_over
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Delete, Plan, Problem, combine
-from fastgen_operator.plan.rollout import DELETION_COST, SetDeletionCost
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 from fastgen_operator.reconcile.events import Recorder
+from fastgen_operator.scale_down.order import DELETION_COST, SetDeletionCost
 from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)

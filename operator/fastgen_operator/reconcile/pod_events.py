@@ -12,7 +12,6 @@ from fastgen_operator.kinds import EVENT, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.objects import name_of
-from fastgen_operator.plan.model_cache import jobs
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from fastgen_operator.plan.pod_failures import Failure
@@ -39,7 +38,7 @@ class PodEvents:
     def failures(self, observed: Observed, now: datetime) -> Mapping[str, Failure]:
         """Return what keeps pods from starting, by the name of the pod or Job. Reads nothing if nothing is stuck."""
         pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
-        downloads = [job for job in jobs(observed) if lacks_pods(job, observed.fetch_pods, now)]
+        downloads = [job for job in observed.jobs if lacks_pods(job, observed.fetch_pods, now)]
         causes = [*((pod, failure_in_events) for pod in pods), *((job, refusal_in_events) for job in downloads)]
         stuck = sorted(causes, key=lambda pair: name_of(pair[0]))
         if not stuck:

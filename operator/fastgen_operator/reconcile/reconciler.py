@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
-from fastgen_operator.autoscale.rules.schedules import timetable
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
@@ -20,9 +19,11 @@ from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.broken_gpus import next_replacement
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, find_fault, make_plan, parse_spec
-from fastgen_operator.plan.supply import mode_of, subject_of
+from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.situation import Situation
+from fastgen_operator.plan.subject import mode_of, subject_of
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
@@ -38,6 +39,7 @@ from fastgen_operator.status.status import (
     schedule_notice,
     shows_ready,
     transition_notice,
+    unread_status,
 )
 
 logger = logging.getLogger(__name__)
@@ -158,14 +160,14 @@ class Reconciler:
         if memory.settled.is_settled(inputs, now):
             return None
         memory.settled.forget()
-        observed = replace(unpacked(observed), at=now)
+        observed = unpacked(observed)
         spec = find_fault(observed) or parse_spec(observed.resource)
         if isinstance(spec, Problem):
-            self._write_status(observed, build_status(None, observed, spec, now), memory)
+            self._write_status(observed, unread_status(observed, spec, now), memory)
             return spec
-        observed = replace(observed, pod_failures=memory.pod_events.failures(observed, now))
-        observed = self._settle(spec, observed, now, memory)
-        plan = make_plan(spec, observed, platform)
+        situation = self._situation(observed, spec, memory.pod_events.failures(observed, now), now)
+        self._register(situation, memory)
+        plan = make_plan(situation, platform)
         if (plan.names_to_look_up or plan.adopts) and not self._is_live(observed):
             # The deletion of its children, or of their owner, arrived before its own, or another operator has just
             # taken it over.
@@ -173,31 +175,32 @@ class Reconciler:
         # What is looked up is in no watch: a later reconcile has to look it up again.
         is_in_cache = not plan.names_to_look_up
         if plan.adopts:
-            observed = memory.executor.adopt(plan.adopts, observed)
-            plan = make_plan(spec, observed, platform)
-        complete, unreadable = self._fetch(plan, spec, observed, memory)
-        if complete is not observed:
-            observed = complete
-            plan = make_plan(spec, observed, platform)
+            situation = replace(situation, observed=memory.executor.adopt(plan.adopts, situation.observed))
+            plan = make_plan(situation, platform)
+        complete, unreadable = self._fetch(plan, situation, memory)
+        if complete is not situation:
+            situation = complete
+            plan = make_plan(situation, platform)
         if plan.adopts:
             # A child that was looked up, because its watch is late.
-            observed = memory.executor.adopt(plan.adopts, observed)
-            plan = make_plan(spec, observed, platform)
+            situation = replace(situation, observed=memory.executor.adopt(plan.adopts, situation.observed))
+            plan = make_plan(situation, platform)
         try:
-            observed, problem = memory.executor.run(plan, observed, unreadable)
+            observed, problem = memory.executor.run(plan, situation.observed, unreadable)
         except KubeError as error:
             if not error.is_namespace_leaving:
                 raise
             logger.debug("%s/%s: the namespace is being deleted, and the resource with it", *key)
             return None
-        observed = replace(observed, rewritten=plan.rewritten)
-        status = build_status(spec, observed, problem, now)
+        if observed is not situation.observed:
+            situation = replace(situation, observed=observed)
+        status = build_status(situation, problem, plan.rewritten)
         is_written = self._write_status(observed, status, memory)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
-        is_served = all(pod.state == "Ready" for pod in observed.supply)
+        is_served = all(pod.state == "Ready" for pod in situation.supply)
         is_done = plan.writes_nothing and not is_written
         if is_in_cache and is_done and is_served and shows_ready(status) and not self.is_stale(key[0]):
-            memory.settled.remember(inputs, now, observed.timetable.due)
+            memory.settled.remember(inputs, now, situation.timetable.due)
         return problem
 
     def _inputs(self, observed: Observed, platform: Platform) -> Inputs:
@@ -213,17 +216,20 @@ class Reconciler:
         observed = observe(self.cache, key, self.platform(key[0]).kinds, self.operator_class)
         if observed is None:
             return
-        observed = replace(unpacked(observed), at=now)
+        observed = unpacked(observed)
         problem = _failure_problem(observed.resource, error)
         spec = parse_spec(observed.resource)
         try:
-            valid = None if isinstance(spec, Problem) else spec
-            settled = observed if valid is None else self._settle(valid, observed, now, memory)
-            status = build_status(valid, settled, problem, now)
+            if isinstance(spec, Problem):
+                status = unread_status(observed, problem, now)
+            else:
+                situation = self._situation(observed, spec, {}, now)
+                self._register(situation, memory)
+                status = build_status(situation, problem)
         except Exception:
             # The status of the children may be what fails.
             logger.exception("%s/%s: computing the status", *key)
-            status = build_status(None, observed, problem, now)
+            status = unread_status(observed, problem, now)
         try:
             self._write_status(observed, status, memory)
         except KubeError as also:
@@ -235,24 +241,29 @@ class Reconciler:
         self.watchlist.forget(key)
         self.metrics.forget(key)
 
-    def _settle(self, spec: Spec, observed: Observed, now: datetime, memory: _Memory) -> Observed:
-        """Add the autoscaler's measurements and decision, and the desired replicas; register the fleet with it."""
+    def _situation(self, observed: Observed, spec: Spec, failures: Mapping[str, Failure], now: datetime) -> Situation:
+        """Add what the autoscaler has measured and decided to what was observed."""
         uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
-        observed = replace(observed, timetable=timetable(spec.autoscaling, now))
-        times = (observed.timetable.due, next_replacement(spec, observed))
-        memory.due = min((time for time in times if time is not None), default=None)
-        if (record := self.watchlist.lookup(observed.key, uid)) is not None:
-            is_usable = is_autoscaled and record.mode == mode_of(spec) and not self.is_stale(observed.key[0])
+        starts = self.watchlist.known_starts(observed.key, uid)
+        situation = Situation(observed, spec, now, failures, known_starts=starts)
+        if (record := self.watchlist.lookup(observed.key, uid)) is None:
+            return situation
+        is_usable = is_autoscaled and record.mode == mode_of(spec) and not self.is_stale(observed.key[0])
+        return replace(
+            situation,
             # Without a decision, the number of replicas stays as it is.
-            decision = record.decision if is_usable else None
+            decision=record.decision if is_usable else None,
+            speeds=record.speeds,
             # The samples of other fleets are too old to order their pods.
-            tokens = record.in_flight_tokens if is_autoscaled else {}
-            observed = replace(observed, speeds=record.speeds, decision=decision, in_flight_tokens=tokens)
-        observed = settle_replicas(spec, observed)
-        period = self.watchlist.scrape_seconds * (1 if is_autoscaled else FIXED_PERIODS)
-        subject = subject_of(spec, observed, period, self.watchlist.known_starts(observed.key, uid))
-        self.watchlist.register(observed.key, subject)
-        return replace(observed, supply=subject.supply(now.timestamp()))
+            in_flight_tokens=record.in_flight_tokens if is_autoscaled else {},
+        )
+
+    def _register(self, situation: Situation, memory: _Memory) -> None:
+        """Note when the next reconcile is due, and have the autoscaler measure the fleet."""
+        times = (situation.timetable.due, next_replacement(situation))
+        memory.due = min((time for time in times if time is not None), default=None)
+        period = self.watchlist.scrape_seconds * (FIXED_PERIODS if situation.spec.autoscaling is None else 1)
+        self.watchlist.register(situation.observed.key, subject_of(situation, period))
 
     def _is_live(self, observed: Observed) -> bool:
         """Return whether this resource, with the same uid, still exists and is still this operator's."""
@@ -261,13 +272,13 @@ class Reconciler:
         return live is not None and same and needs_reconciles(live, self.operator_class)
 
     def _fetch(
-        self, plan: Plan, spec: Spec, observed: Observed, memory: _Memory
-    ) -> tuple[Observed, dict[tuple[Kind, str], KubeError]]:
+        self, plan: Plan, situation: Situation, memory: _Memory
+    ) -> tuple[Situation, dict[tuple[Kind, str], KubeError]]:
         """Add what the plan needs to know; return the same object if there is nothing to add.
 
         Also return the children that cannot be looked up: a kind that cannot be read stops no other.
         """
-        namespace, name = observed.key
+        namespace, name = situation.observed.key
         unreadable: dict[tuple[Kind, str], KubeError] = {}
         for kind, child in plan.names_to_look_up:
             try:
@@ -278,13 +289,13 @@ class Reconciler:
                 unreadable[kind, child] = error
                 continue
             if live is not None:
-                observed = settle_replicas(spec, observed.with_child(kind, live))
-        if plan.loads_to_read and memory.executor.is_due(plan, observed):
-            loads = self.read_loads(plan.loads_to_read, spec.model.served_name or name)
-            observed = replace(observed, in_flight_tokens=loads)
+                situation = replace(situation, observed=situation.observed.with_child(kind, live))
+        if plan.loads_to_read and memory.executor.is_due(plan, situation.observed):
+            loads = self.read_loads(plan.loads_to_read, situation.spec.model.served_name or name)
+            situation = replace(situation, in_flight_tokens=loads)
         if plan.needs_nodes:
-            observed = replace(observed, nodes=self.nodes.read(self.now()))
-        return observed, unreadable
+            situation = replace(situation, nodes=self.nodes.read(self.now()))
+        return situation, unreadable
 
     def _write_status(self, observed: Observed, status: dict[str, Any], memory: _Memory) -> bool:
         """Export the conditions as metrics; write a changed status, and Events for its transitions.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final, get_args
 
-from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Sizing, counted
-from fastgen_operator.autoscale.supply import PodState
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.autoscale.supply import PodState, PodSupply
+from fastgen_operator.plan.situation import Situation
 
 # Number of scaling steps kept in the status.
 _HISTORY: Final = 5
@@ -27,7 +27,7 @@ _LATER: Final = "more are added once the demand has lasted"
 _WORST_FIRST: Final = ("Failing", "Lost", "Unschedulable", "Starting", "Draining")
 
 
-def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, Any] | None:
+def autoscaling_status(situation: Situation, now: str) -> dict[str, Any] | None:
     """Compute `status.autoscaling`: the number of replicas, why, and the last changes; None without autoscaling.
 
     The message is kept while the replicas and their bound are the same and the demand is about the same. Changes are
@@ -36,22 +36,23 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
     Args:
         now: RFC 3339 time.
     """
+    spec = situation.spec
     if spec.autoscaling is None:
         return None
-    old: dict[str, Any] = observed.resource.get("status", {}).get("autoscaling", {})
-    floor, decision = observed.timetable.floor, observed.decision
+    old: dict[str, Any] = situation.observed.resource.get("status", {}).get("autoscaling", {})
+    floor, decision = situation.timetable.floor, situation.decision
     schedule = {} if floor is None else {"activeSchedule": floor.to_status()}
     status = _of(old, "lastScaleTime", "history") | schedule
     if not spec.is_autoscaled:
         if decision is None:
             # After a restart of the operator, the last recommendation stays until there is a new one.
             return status | _of(old, "recommendedReplicas", "reason", "message", "demandTokensPerSecond")
-        told = _told(spec, observed, old, old.get("recommendedReplicas"), decision.replicas)
+        told = _told(situation, old, old.get("recommendedReplicas"), decision.replicas)
         return status | {"recommendedReplicas": decision.replicas} | told
-    before, after = old.get("desiredReplicas"), observed.desired_replicas
-    told = _told(spec, observed, old, before, after)
+    before, after = old.get("desiredReplicas"), situation.desired_replicas
+    told = _told(situation, old, before, after)
     if before is not None and before != after:
-        reason, message = _cause(spec, observed, after)
+        reason, message = _cause(situation, after)
         if decision is not None and decision.sizing is not None:
             message += f"; {told['message'].partition(': ')[2]}"
         step = {"time": now, "fromReplicas": before, "toReplicas": after, "reason": reason, "message": message}
@@ -59,14 +60,14 @@ def autoscaling_status(spec: Spec, observed: Observed, now: str) -> dict[str, An
     return status | {"desiredReplicas": after} | told
 
 
-def _told(spec: Spec, observed: Observed, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
+def _told(situation: Situation, old: dict[str, Any], before: int | None, after: int) -> dict[str, Any]:
     """Return reason, message and demand for a number of replicas: the old ones, unless something has changed."""
     told = _of(old, "reason", "message", "demandTokensPerSecond")
-    decision, bound = observed.decision, _bound(observed, after)
+    decision, bound = situation.decision, _bound(situation, after)
     sizing = None if decision is None else decision.sizing
     changed = before is not None and before != after
     if changed:
-        told["reason"], cause = _cause(spec, observed, after)
+        told["reason"], cause = _cause(situation, after)
         told["message"] = f"{counted(after)}: {cause}"
     elif decision is None:
         return told
@@ -105,9 +106,9 @@ def _rounding(sizing: Sizing, replicas: int) -> str:
     return _ROUNDED if replicas == required else _LATER
 
 
-def _bound(observed: Observed, replicas: int) -> str:
+def _bound(situation: Situation, replicas: int) -> str:
     """Return what decides the number of replicas instead of the demand; empty if nothing does."""
-    decision, floor = observed.decision, observed.timetable.floor
+    decision, floor = situation.decision, situation.timetable.floor
     if floor is not None and replicas == floor.replicas:
         return str(floor)
     if decision is None:
@@ -117,10 +118,10 @@ def _bound(observed: Observed, replicas: int) -> str:
     return "" if decision.limit is None else decision.limit.message
 
 
-def capacity_status(observed: Observed) -> dict[str, Any] | None:
+def capacity_status(situation: Situation) -> dict[str, Any] | None:
     """Compute `status.capacity`, rounded; None if it is unknown."""
-    old: dict[str, Any] | None = observed.resource.get("status", {}).get("capacity")
-    found = None if observed.speeds is None else observed.speeds.capacity
+    old: dict[str, Any] | None = situation.observed.resource.get("status", {}).get("capacity")
+    found = None if situation.speeds is None else situation.speeds.capacity
     if found is None:
         return old
     speed, budget = found.tokens_per_second, found.token_budget
@@ -131,10 +132,10 @@ def capacity_status(observed: Observed) -> dict[str, Any] | None:
     return {"tokensPerSecond": _rounded(speed), "tokenBudget": budget, "source": found.source}
 
 
-def supply_status(observed: Observed) -> dict[str, Any]:
+def supply_status(supply: Sequence[PodSupply]) -> dict[str, Any]:
     """Compute `status.supply`: the number of pods in each state, and the pods that do not serve, worst first."""
-    counts = Counter(pod.state for pod in observed.supply)
-    others = [pod for pod in observed.supply if pod.state != "Ready"]
+    counts = Counter(pod.state for pod in supply)
+    others = [pod for pod in supply if pod.state != "Ready"]
     others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))
     return {
         **{state.lower(): counts[state] for state in get_args(PodState)},
@@ -144,16 +145,17 @@ def supply_status(observed: Observed) -> dict[str, Any]:
     }
 
 
-def _cause(spec: Spec, observed: Observed, wanted: int) -> tuple[str, str]:
-    decision = observed.decision
+def _cause(situation: Situation, wanted: int) -> tuple[str, str]:
+    decision = situation.decision
     if decision is not None and decision.replicas == wanted and decision.change is not None:
         return decision.change.reason, decision.change.message
-    floor = observed.timetable.floor
+    floor = situation.timetable.floor
     if floor is not None and wanted == floor.replicas:
         return "ScheduleStarted", str(floor)
-    assert spec.autoscaling is not None
-    bounds = f"{spec.autoscaling.min_replicas} to {spec.autoscaling.max_replicas}"
-    return "BoundsChanged", f"spec.autoscaling now allows {bounds} replicas"
+    bounds = situation.spec.autoscaling
+    assert bounds is not None
+    allowed = f"{bounds.min_replicas} to {bounds.max_replicas}"
+    return "BoundsChanged", f"spec.autoscaling now allows {allowed} replicas"
 
 
 def _rounded(number: float) -> int:

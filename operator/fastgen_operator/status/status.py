@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects import condition_of
 from fastgen_operator.plan.broken_gpus import last_replacement
-from fastgen_operator.plan.model_cache import cached_model
-from fastgen_operator.plan.observed import Observed, current_pods, pod_selector
+from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
+from fastgen_operator.plan.rewritten import RewrittenField
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
-from fastgen_operator.status.conditions.condition import merge
+from fastgen_operator.status.conditions.condition import Condition, merge
 from fastgen_operator.status.conditions.ready import READY
-from fastgen_operator.status.conditions.table import all_conditions
+from fastgen_operator.status.conditions.table import all_conditions, unread_conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +33,45 @@ class Notice:
     message: str
 
 
-def build_status(spec: Spec | None, observed: Observed, problem: Problem | None, now: datetime) -> dict[str, Any]:
-    """Build the status. Only transition times depend on `now`, and only if a condition's status has changed."""
-    namespace, name = observed.key
-    deployment = observed.deployment or {}
-    pods = current_pods(observed)
+def build_status(
+    situation: Situation, problem: Problem | None, rewritten: Sequence[RewrittenField] = ()
+) -> dict[str, Any]:
+    """Build the status. Only transition times depend on the time, and only if a condition's status has changed.
+
+    Args:
+        problem: what prevents the operator's own writes.
+        rewritten: fields of the Deployment that admission changes in every write.
+    """
+    time = _written(situation.now)
+    parts = {
+        "cachedModel": situation.cached_model,
+        "supply": supply_status(situation.supply),
+        "lastReplacement": last_replacement(situation),
+        "autoscaling": autoscaling_status(situation, time),
+        "capacity": capacity_status(situation),
+    }
+    conditions = all_conditions(situation, problem, rewritten)
+    return _status(situation.observed, situation.desired_replicas, parts, conditions, time)
+
+
+def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[str, Any]:
+    """Build the status of a resource whose spec cannot be read: it keeps what was computed from its last valid spec."""
     old = observed.resource.get("status", {})
-    conditions = all_conditions(spec, observed, problem)
-    time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    if spec is None:
-        parts = {name: old.get(name) for name in ("cachedModel", "supply", "lastReplacement", "autoscaling")}
-    else:
-        parts = {
-            "cachedModel": cached_model(spec, observed),
-            "supply": supply_status(observed),
-            "lastReplacement": last_replacement(spec, observed),
-            "autoscaling": autoscaling_status(spec, observed, time),
-        }
-    parts["capacity"] = capacity_status(observed)
+    names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity")
+    desired = (observed.deployment or {}).get("spec", {}).get("replicas", 0)
+    parts = {name: old.get(name) for name in names}
+    return _status(observed, desired, parts, unread_conditions(problem), _written(now))
+
+
+def _status(
+    observed: Observed, desired: int, parts: Mapping[str, Any], conditions: Mapping[str, Condition], time: str
+) -> dict[str, Any]:
+    namespace, name = observed.key
+    pods, old = observed.current_pods, observed.resource.get("status", {})
     return {
         "observedGeneration": observed.generation,
-        # If the spec is invalid, report the number from the last valid spec.
-        "desiredReplicas": deployment.get("spec", {}).get("replicas", 0) if spec is None else observed.desired_replicas,
-        "replicas": deployment.get("status", {}).get("replicas", 0),
+        "desiredReplicas": desired,
+        "replicas": (observed.deployment or {}).get("status", {}).get("replicas", 0),
         "readyReplicas": sum(is_ready(pod) for pod in pods),
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),
@@ -62,6 +79,10 @@ def build_status(spec: Spec | None, observed: Observed, problem: Problem | None,
         **{name: value for name, value in parts.items() if value is not None},
         "conditions": merge(conditions, old.get("conditions", ()), observed.generation, time),
     }
+
+
+def _written(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def shows_ready(status: dict[str, Any]) -> bool:

@@ -23,10 +23,11 @@ from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import gate_on_model
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
 from harness.everything import AUTOSCALED, BLOCK_STORAGE, EVERYTHING
-from harness.objects import stored
+from harness.objects import NOW, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -42,7 +43,7 @@ PARTS = {"fixed": None, "autoscaled": ("autoscaling",), "classed": ("operatorCla
 def effect(spec: Spec) -> Any:
     """Return everything derived from a spec: operator, children, download, scaling policy; or the refusal."""
     owner = stored()
-    replicas = settle_replicas(spec, Observed(owner)).desired_replicas
+    replicas = Situation(Observed(owner), spec, NOW).desired_replicas
     try:
         children = build_children(owner, spec, PLATFORM, replicas)
     except TemplateRefused as refusal:
@@ -51,8 +52,8 @@ def effect(spec: Spec) -> Any:
     if spec.cache is not None:
         claim = build_claim(owner, spec.cache)
         claim["metadata"]["uid"] = "uid-of-claim"
-        seen = Observed(owner, {(CLAIM, "chat"): claim}, nodes=())
-        downloads = gate_on_model(children, spec, seen, PLATFORM.pods).children
+        found = Situation(Observed(owner, {(CLAIM, "chat"): claim}), spec, NOW, nodes=())
+        downloads = gate_on_model(children, found, PLATFORM.pods).children
     scaling = spec.autoscaling
     schedules = faults(scaling), [timetable(scaling, datetime(2028, 2, 29, hour, 30, tzinfo=UTC)) for hour in (2, 12)]
     policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules

@@ -11,44 +11,43 @@ import pytest
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing
 from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.policy import policy_of
-from fastgen_operator.autoscale.rules.schedules import Floor, Timetable
-from fastgen_operator.autoscale.supply import PodSupply, StartTimes
+from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed, settle_replicas
-from fastgen_operator.plan.supply import subject_of
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
+from fastgen_operator.plan.subject import subject_of
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice, schedule_notice
-from harness.objects import deployment, pod, spec_of, stored
+from harness.objects import deployment, pod, situation, spec_of, stored
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
 GREW = Change("DemandGrew", "the demand uses 90 % of 2 replicas; target 85 %")
 
 
-def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> Observed:
+def autoscaled(live: int | None = 2, status: dict[str, Any] | None = None, **autoscaling: Any) -> Situation:
     """Return a resource whose Deployment has `live` replicas."""
     owner = stored(autoscaling={"maxReplicas": 5, **autoscaling})
     owner = owner if status is None else {**owner, "status": status}
     child = deployment(owner)
     made = {} if live is None else {(DEPLOYMENT, "chat"): {**child, "spec": {**child["spec"], "replicas": live}}}
-    return settle_replicas(spec_of(owner), Observed(owner, made))
+    return situation(Observed(owner, made))
 
 
-def decided(observed: Observed, replicas: int, change: Change | None = GREW, **fields: Any) -> Observed:
-    seen = replace(observed, decision=Decision(replicas, change, **fields))
-    return settle_replicas(spec_of(observed.resource), seen)
+def decided(seen: Situation, replicas: int, change: Change | None = GREW, **fields: Any) -> Situation:
+    return replace(seen, decision=Decision(replicas, change, **fields))
 
 
-def scaling_status(observed: Observed, now: str = NOW) -> dict[str, Any]:
-    found = autoscaling_status(spec_of(observed.resource), observed, now)
+def scaling_status(seen: Situation, now: str = NOW) -> dict[str, Any]:
+    found = autoscaling_status(seen, now)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize(
-    ("observed", "replicas"),
+    ("seen", "replicas"),
     [
         (autoscaled(None, minReplicas=2), 2),
         (autoscaled(4), 4),
@@ -59,9 +58,9 @@ def scaling_status(observed: Observed, now: str = NOW) -> dict[str, Any]:
     ],
 )
 def test_desired_replicas_are_the_decision_or_the_current_ones_within_the_bounds(
-    observed: Observed, replicas: int
+    seen: Situation, replicas: int
 ) -> None:
-    assert observed.desired_replicas == replicas
+    assert seen.desired_replicas == replicas
 
 
 def test_a_change_is_recorded_once_with_its_reason() -> None:
@@ -139,9 +138,13 @@ def test_the_message_names_the_bound_that_applies_now_and_follows_it() -> None:
     assert blind["message"] == "3 replicas: held: no metrics"
 
 
-def floored(observed: Observed, replicas: int = 4) -> Observed:
-    floor = Floor("office", replicas, datetime(2026, 11, 23, 18, tzinfo=UTC))
-    return settle_replicas(spec_of(observed.resource), replace(observed, timetable=Timetable(floor)))
+OFFICE: Object = {"name": "office", "start": "0 9 * * *", "end": "0 18 * * *", "timeZone": "UTC"}
+
+
+def floored(live: int, replicas: int = 4, **known: Any) -> Situation:
+    """Return a resource with a schedule that is active."""
+    seen = autoscaled(live, known.pop("status", None), schedules=[{**OFFICE, "minReplicas": replicas}])
+    return replace(seen, now=datetime(2026, 11, 23, 12, tzinfo=UTC), **known)
 
 
 FLOOR_WORDS = "schedule office requires at least 4 replicas until 2026-11-23T18:00:00+00:00"
@@ -149,12 +152,12 @@ FLOOR_WORDS = "schedule office requires at least 4 replicas until 2026-11-23T18:
 
 def test_a_schedule_raises_the_replicas_at_once_and_status_and_events_say_which_and_until_when() -> None:
     before = {"desiredReplicas": 2}
-    seen = floored(decided(autoscaled(2, {"autoscaling": before}), 2))
+    seen = floored(2, status={"autoscaling": before}, decision=Decision(2, GREW))
     assert seen.desired_replicas == 4
     after = scaling_status(seen)
     assert after["activeSchedule"] == {"name": "office", "minReplicas": 4, "until": "2026-11-23T18:00:00+00:00"}
     assert (after["reason"], after["message"]) == ("ScheduleStarted", f"4 replicas: {FLOOR_WORDS}")
-    owner: Object = {**seen.resource, "status": {"autoscaling": before}}
+    owner: Object = {**seen.observed.resource, "status": {"autoscaling": before}}
     notices = [make(owner, {"autoscaling": after}) for make in (schedule_notice, scaling_notice)]
     assert [(notice.reason, notice.message) for notice in notices if notice] == [
         ("ScheduleStarted", FLOOR_WORDS),
@@ -174,17 +177,17 @@ def test_a_schedule_raises_the_replicas_at_once_and_status_and_events_say_which_
 
 
 def test_a_schedule_applies_before_the_first_decision_and_within_max_replicas() -> None:
-    assert floored(autoscaled(2)).desired_replicas == 4
-    assert floored(autoscaled(2), replicas=9).desired_replicas == 5
-    assert floored(autoscaled(5)).desired_replicas == 5
+    assert floored(2).desired_replicas == 4
+    assert floored(2, replicas=9).desired_replicas == 5
+    assert floored(5).desired_replicas == 5
 
 
-def dry(recommended: int | None, status: dict[str, Any] | None = None, **fields: Any) -> Observed:
+def dry(recommended: int | None, status: dict[str, Any] | None = None, **fields: Any) -> Situation:
     """Return a resource in a dry run with two replicas."""
     owner = stored(replicas=2, autoscaling={"maxReplicas": 5, "mode": "DryRun"})
     owner = owner if status is None else {**owner, "status": {"autoscaling": status}}
     decision = None if recommended is None else Decision(recommended, GREW, **fields)
-    return settle_replicas(spec_of(owner), Observed(owner, decision=decision))
+    return situation(Observed(owner), decision=decision)
 
 
 def test_a_dry_run_shows_what_would_be_done_and_does_nothing() -> None:
@@ -196,7 +199,7 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing() -> None:
     assert scaling_status(dry(3, first, sizing=sizing)) == first
     assert scaling_status(dry(None, first)) == first, "a restart of the operator"
     second = scaling_status(dry(4, first, sizing=sizing, limit=Limit("RateLimited", "limited")))
-    owner = dry(4, first).resource
+    owner = dry(4, first).observed.resource
     notice = scaling_notice(owner, {"autoscaling": second})
     assert notice is not None
     assert notice.reason == "ScalingRecommended"
@@ -238,11 +241,10 @@ def test_a_restarted_operator_keeps_the_status() -> None:
         "capacity": {"tokensPerSecond": 7},
         "conditions": [limited],
     }
-    observed = autoscaled(3, before)
-    spec = spec_of(observed.resource)
-    assert scaling_status(observed, LATER) == before["autoscaling"]
-    assert capacity_status(observed) == before["capacity"]
-    conditions = all_conditions(spec, observed, None)
+    seen = autoscaled(3, before)
+    assert scaling_status(seen, LATER) == before["autoscaling"]
+    assert capacity_status(seen) == before["capacity"]
+    conditions = all_conditions(seen, None)
     assert conditions["ScalingLimited"].reason == "TooManyReplicas"
     assert conditions["ScalingActive"].status == "Unknown"
 
@@ -277,27 +279,26 @@ def test_capacity_is_rounded_and_updated_only_if_it_changed_notably() -> None:
     assert shown(0.4, None)["tokensPerSecond"] == 0
 
 
-def fixed(replicas: int, **fields: Any) -> Observed:
+def fixed(replicas: int, **known: Any) -> Situation:
     """Return a resource without autoscaling."""
-    owner = stored(replicas=replicas)
-    return settle_replicas(spec_of(owner), replace(Observed(owner), **fields))
+    return situation(Observed(stored(replicas=replicas)), **known)
 
 
-def subject(observed: Observed) -> Subject:
-    return subject_of(spec_of(observed.resource), observed, 5.0, StartTimes())
+def subject(seen: Situation) -> Subject:
+    return subject_of(seen, 5.0)
 
 
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_a_fixed_number_of_replicas_is_measured_and_not_sized(replicas: int) -> None:
     capacity = Capacity(7200.0, 256, "StepModel")
-    observed = fixed(replicas, speeds=ReplicaSpeeds(capacity=capacity))
-    assert not subject(observed).is_autoscaled
-    assert autoscaling_status(spec_of(observed.resource), observed, NOW) is None
-    assert capacity_status(observed) == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
+    seen = fixed(replicas, speeds=ReplicaSpeeds(capacity=capacity))
+    assert not subject(seen).is_autoscaled
+    assert autoscaling_status(seen, NOW) is None
+    assert capacity_status(seen) == {"tokensPerSecond": 7200, "tokenBudget": 256, "source": "StepModel"}
 
 
-def conditions_of(observed: Observed) -> dict[str, tuple[str, str]]:
-    found = all_conditions(spec_of(observed.resource), observed, None)
+def conditions_of(seen: Situation) -> dict[str, tuple[str, str]]:
+    found = all_conditions(seen, None)
     return {kind: (condition.status, condition.reason) for kind, condition in found.items()}
 
 
@@ -317,7 +318,7 @@ def test_a_straggler_is_named_in_a_condition() -> None:
         slow = tuple(sorted(map(Straggler, ("chat-b", "chat-a"), shares), key=lambda straggler: straggler.share))
         odd = fixed(3, speeds=ReplicaSpeeds(capacity=capacity, stragglers=slow))
         assert conditions_of(odd)["ReplicasUniform"] == ("False", "Stragglers")
-        found.append(all_conditions(spec_of(odd.resource), odd, None)["ReplicasUniform"].message)
+        found.append(all_conditions(odd, None)["ReplicasUniform"].message)
     assert found[0] == found[1]
     assert "chat-a, chat-b" in found[0]
 
@@ -331,12 +332,12 @@ def test_the_status_says_which_pods_do_not_serve() -> None:
         PodSupply("chat-5", "Lost", "its node does not respond"),
         PodSupply("chat-6", "Draining", "is being deleted"),
     )
-    found = supply_status(fixed(5, supply=supply))
+    found = supply_status(supply)
     states = ("ready", "starting", "unschedulable", "failing", "lost", "draining")
     assert {state: found[state] for state in states} == dict.fromkeys(states, 1)
     assert [pod["name"] for pod in found["pods"]] == ["chat-4", "chat-5", "chat-3", "chat-2", "chat-6"]
     assert found["pods"][0] == {"name": "chat-4", "state": "Failing", "message": "CrashLoopBackOff: pod chat-4"}
-    many = supply_status(fixed(50, supply=tuple(PodSupply(f"chat-{n:02}", "Starting", "waits") for n in range(50))))
+    many = supply_status([PodSupply(f"chat-{n:02}", "Starting", "waits") for n in range(50)])
     assert (many["starting"], len(many["pods"])) == (50, 10)
 
 
@@ -369,55 +370,58 @@ def test_a_pod_that_does_not_fit_on_the_node_of_the_volume_is_no_supply(access_m
     for found in (waits, serves):
         for condition in found["status"]["conditions"]:
             condition["lastTransitionTime"] = NOW
-    owner = autoscaled(2).resource
+    owner = autoscaled(2).observed.resource
     cache = {"size": "1Gi", "accessMode": access_mode}
     owner = {**owner, "spec": {**owner["spec"], "model": {"source": "hf://a/b"}, "cache": cache}}
-    observed_fleet = subject(replace(autoscaled(2), resource=owner, pods=(serves, waits)))
+    observed_fleet = subject(situation(Observed(owner, pods=(serves, waits))))
     fleet = observed_fleet.fleet({}, observed_fleet.supply(0.0))
     assert (fleet.without_room, len(fleet.ready), fleet.starting) == (without_room, 1, ())
 
 
 def test_a_recreated_resource_starts_without_a_decision() -> None:
     watchlist = Watchlist(5.0)
-    observed = autoscaled(2)
-    assert watchlist.lookup(observed.key, "uid-of-chat") is None
-    watchlist.register(observed.key, subject(observed))
-    record = watchlist.open_record(observed.key, subject(observed))
+    seen = autoscaled(2)
+    key = seen.observed.key
+    assert watchlist.lookup(key, "uid-of-chat") is None
+    watchlist.register(key, subject(seen))
+    record = watchlist.open_record(key, subject(seen))
     assert record is not None
-    assert watchlist.open_record(observed.key, replace(subject(observed), uid="another")) is None
-    assert watchlist.lookup(observed.key, "uid-of-chat") is record
-    assert watchlist.lookup(observed.key, "another") is None
-    watchlist.forget(observed.key)
+    assert watchlist.open_record(key, replace(subject(seen), uid="another")) is None
+    assert watchlist.lookup(key, "uid-of-chat") is record
+    assert watchlist.lookup(key, "another") is None
+    watchlist.forget(key)
     assert watchlist.subjects() == []
-    assert watchlist.open_record(observed.key, subject(observed)) is None
+    assert watchlist.open_record(key, subject(seen)) is None
 
 
 def test_switching_autoscaling_off_and_on_forgets_the_decision_and_not_the_speeds() -> None:
     watchlist = Watchlist(5.0)
-    observed = autoscaled(2)
-    watchlist.register(observed.key, subject(observed))
-    record = watchlist.open_record(observed.key, subject(observed))
+    seen = autoscaled(2)
+    key = seen.observed.key
+    watchlist.register(key, subject(seen))
+    record = watchlist.open_record(key, subject(seen))
     assert record is not None
     capacity = Capacity(7200.0, 256, "StepModel")
     record.decision = Decision(5)
     record.state = replace(record.state, replicas=5, speeds=ReplicaSpeeds(capacity=capacity))
-    watchlist.register(observed.key, subject(observed))
-    assert watchlist.lookup(observed.key, "uid-of-chat") is record
-    watchlist.register(observed.key, subject(fixed(2)))
-    watchlist.register(observed.key, subject(observed))
-    now = watchlist.lookup(observed.key, "uid-of-chat")
+    watchlist.register(key, subject(seen))
+    assert watchlist.lookup(key, "uid-of-chat") is record
+    watchlist.register(key, subject(fixed(2)))
+    watchlist.register(key, subject(seen))
+    now = watchlist.lookup(key, "uid-of-chat")
     assert now is not None
     assert (now.decision, now.state.replicas, now.speeds.capacity) == (None, 0, capacity)
 
 
 def test_what_was_scraped_before_autoscaling_was_switched_off_decides_nothing() -> None:
     watchlist = Watchlist(5.0)
-    observed = autoscaled(2)
-    in_flight = subject(observed)
-    watchlist.register(observed.key, in_flight)
-    watchlist.register(observed.key, subject(fixed(2)))
-    assert watchlist.open_record(observed.key, in_flight) is None
-    watchlist.register(observed.key, subject(observed))
-    record = watchlist.open_record(observed.key, in_flight)
+    seen = autoscaled(2)
+    key = seen.observed.key
+    in_flight = subject(seen)
+    watchlist.register(key, in_flight)
+    watchlist.register(key, subject(fixed(2)))
+    assert watchlist.open_record(key, in_flight) is None
+    watchlist.register(key, subject(seen))
+    record = watchlist.open_record(key, in_flight)
     assert record is not None
     assert (record.mode, record.decision) == (in_flight.mode, None)

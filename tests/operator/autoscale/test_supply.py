@@ -13,7 +13,7 @@ from fastgen_operator.autoscale.rules.needs import missing_replicas
 from fastgen_operator.autoscale.supply import PodView, StartTime, StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.plan.supply import view_of
+from fastgen_operator.plan.pod_view import view_of
 from harness.fluid import FluidFleet, policy
 from harness.objects import container, leaving, pod
 

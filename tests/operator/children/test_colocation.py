@@ -12,10 +12,10 @@ from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused
 from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, POD, Object
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import make_plan
 from fastgen_operator.plan.rollout import pods_to_replace
-from harness.objects import applied, leaving, pod, spec_of, stored
+from harness.objects import applied, leaving, pod, situation, spec_of, stored
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -103,9 +103,8 @@ def test_a_refused_affinity_is_a_problem_and_the_pods_stay() -> None:
     fine = cached(replicas=1)
     live = applied(build_deployment(fine, spec_of(fine), "engine:test", 1), generation=1)
     owner = cached(replicas=3, scheduling={"affinity": affinity})
-    spec = spec_of(owner)
-    seen = settle_replicas(spec, Observed(owner, {(DEPLOYMENT, "chat"): live}))
-    plan = make_plan(spec, seen, Platform("engine:test"))
+    seen = Observed(owner, {(DEPLOYMENT, "chat"): live})
+    plan = make_plan(situation(seen), Platform("engine:test"))
     assert plan.problem is not None
     assert plan.problem.reason == "PodTemplateRefused"
     (apply,) = [apply for apply in plan.applies if apply.kind == DEPLOYMENT]
@@ -168,9 +167,8 @@ def test_pods_that_wait_for_a_node_that_the_volume_has_left_are_replaced_once(
     pods: list[Object], status: Object, access_mode: str, replaced: list[str]
 ) -> None:
     owner = {**cached(access_mode, replicas=2), "status": status}
-    spec = spec_of(owner)
-    seen = settle_replicas(spec, Observed(owner, pods=tuple(pods)))
-    deletes = make_plan(spec, seen, Platform("engine:test")).deletes
+    seen = Observed(owner, pods=tuple(pods))
+    deletes = make_plan(situation(seen), Platform("engine:test")).deletes
     assert [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD] == replaced
 
 
@@ -179,8 +177,8 @@ def test_a_waiting_download_is_replaced_like_a_replica() -> None:
         **cached(),
         "status": {"conditions": [{"type": "ModelCached", "status": "False", "reason": "VolumeOnOneNode"}]},
     }
-    assert pods_to_replace(spec_of(owner), Observed(owner, fetch_pods=(WAITING,))) == (WAITING,)
-    assert pods_to_replace(spec_of(owner), Observed(owner, pods=(on("n1"),), fetch_pods=(WAITING,))) == ()
+    assert pods_to_replace(situation(Observed(owner, fetch_pods=(WAITING,)))) == (WAITING,)
+    assert pods_to_replace(situation(Observed(owner, pods=(on("n1"),), fetch_pods=(WAITING,)))) == ()
 
 
 def test_a_claim_of_many_readers_is_mounted_read_only_by_a_patch() -> None:

@@ -14,7 +14,7 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import observed, pod, spec_of, stored
+from harness.objects import observed, pod, situation, spec_of, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -154,7 +154,7 @@ def test_a_violation_of_the_restricted_standard_is_reported_with_the_rule(case: 
     patch, words = INSECURE[case]
     assert words in "; ".join(broken_rules(template(spec=patch)))
     owner = stored(podTemplate={"spec": patch})
-    conditions = all_conditions(spec_of(owner), observed(pod(), owner=owner), None)
+    conditions = all_conditions(situation(observed(pod(), owner=owner)), None)
     assert (conditions[PODS_RESTRICTED].status, conditions[PODS_RESTRICTED].reason) == (
         "False",
         "PodTemplateNotRestricted",
@@ -165,7 +165,7 @@ def test_a_violation_of_the_restricted_standard_is_reported_with_the_rule(case: 
 
 def test_without_a_template_the_condition_is_absent() -> None:
     assert broken_rules(template()) == ()
-    assert PODS_RESTRICTED not in all_conditions(spec_of(stored()), observed(), None)
+    assert PODS_RESTRICTED not in all_conditions(situation(observed()), None)
 
 
 @pytest.mark.controlplane

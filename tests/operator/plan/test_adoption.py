@@ -13,7 +13,7 @@ from fastgen_operator.kinds import DEPLOYMENT, JOB, NETWORK_POLICY, SERVICE, Kin
 from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
-from harness.objects import UID, applied, spec_of, stored
+from harness.objects import UID, applied, situation, spec_of, stored
 
 PLATFORM = Platform("engine:test")
 OWNER = stored()
@@ -35,7 +35,7 @@ def children(*references: Object, created: str = EARLIER) -> Observed:
 
 
 def plan_of(seen: Observed) -> Plan:
-    return make_plan(spec_of(seen.resource), seen, PLATFORM)
+    return make_plan(situation(seen), PLATFORM)
 
 
 def test_children_without_a_controller_are_adopted_before_anything_else() -> None:

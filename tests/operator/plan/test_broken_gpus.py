@@ -12,10 +12,10 @@ from fastgen import exit_codes
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import POD, Object
 from fastgen_operator.plan.broken_gpus import LONGEST_PAUSE, MEMORY, next_replacement
-from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import make_plan
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.status import build_status
-from harness.objects import container, leaving, observed, pod, spec_of, stored
+from harness.objects import container, leaving, observed, pod, situation, stored
 
 NOW = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 GPU = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 1}}}
@@ -34,27 +34,27 @@ def born(found: Object, at: datetime) -> Object:
     return {**found, "metadata": {**found["metadata"], "creationTimestamp": at.isoformat()}}
 
 
-def seen(*pods: Object, last: Object | None = None, at: datetime = NOW, **spec: Any) -> Observed:
+def seen(*pods: Object, last: Object | None = None, at: datetime = NOW, **spec: Any) -> Situation:
     owner = stored(**(GPU | spec))
-    return replace(observed(*pods, owner={**owner, "status": {"lastReplacement": last} if last else {}}), at=at)
+    return situation(observed(*pods, owner={**owner, "status": {"lastReplacement": last} if last else {}}), at)
 
 
-def status_of(found: Observed) -> Object:
-    assert found.at is not None
-    return build_status(spec_of(found.resource), found, None, found.at)
+def status_of(found: Situation) -> Object:
+    return build_status(found, None)
 
 
-def reconciled(found: Observed) -> Observed:
-    """Return what is observed after the status was written."""
-    return replace(found, resource={**found.resource, "status": status_of(found)})
+def reconciled(found: Situation) -> Situation:
+    """Return the situation after the status was written."""
+    resource = {**found.observed.resource, "status": status_of(found)}
+    return replace(found, observed=replace(found.observed, resource=resource))
 
 
-def last_of(found: Observed) -> Any:
+def last_of(found: Situation) -> Any:
     return status_of(found).get("lastReplacement")
 
 
-def deleted(found: Observed) -> list[str]:
-    deletes = make_plan(spec_of(found.resource), found, Platform("engine:test")).deletes
+def deleted(found: Situation) -> list[str]:
+    deletes = make_plan(found, Platform("engine:test")).deletes
     return [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD]
 
 
@@ -107,10 +107,10 @@ def test_the_pause_doubles_like_the_backoff_of_the_kubelet(count: int, seconds: 
     pause = timedelta(seconds=seconds)
     early = seen(broken(), last=record(count=count, ago=pause - timedelta(seconds=1)))
     assert last_of(early)["pod"] == "chat-new-gone"
-    assert next_replacement(spec_of(early.resource), early) == NOW + timedelta(seconds=1)
+    assert next_replacement(early) == NOW + timedelta(seconds=1)
     due = seen(broken(), last=record(count=count, ago=pause))
     assert (last_of(due)["pod"], last_of(due)["count"]) == ("chat-new-x", count + 1)
-    assert next_replacement(spec_of(due.resource), due) is None, "nothing to wait for: a past time would spin"
+    assert next_replacement(due) is None, "nothing to wait for: a past time would spin"
 
 
 def test_a_replacement_is_forgotten_after_ten_minutes_of_peace() -> None:
@@ -121,7 +121,7 @@ def test_a_clock_that_was_set_back_does_not_hold_a_replacement() -> None:
     assert last_of(seen(broken(), last=record(count=9, ago=-timedelta(hours=1))))["count"] == 1
 
 
-def progressing(found: Observed) -> tuple[str, str]:
+def progressing(found: Situation) -> tuple[str, str]:
     (condition,) = (each for each in status_of(found)["conditions"] if each["type"] == "Progressing")
     return condition["reason"], condition["message"]
 

@@ -14,13 +14,12 @@ from fastgen_operator.children.metadata import SAFE_TO_EVICT
 from fastgen_operator.children.model_source import model_address, model_path
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
-from fastgen_operator.plan.model_cache import cached_model
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import applied, leaving, lose, observed, pod, replica_set, spec_of, stored
+from harness.objects import applied, leaving, lose, observed, pod, replica_set, situation, spec_of, stored
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -32,9 +31,8 @@ def cached(source: str = HUB, *, cache: Object | None = None, **spec: Any) -> Ob
     return stored(model=model, cache={"size": "1Gi", **(cache or {})}, **spec)
 
 
-def plan_of(seen: Observed) -> Plan:
-    spec = spec_of(seen.resource)
-    return make_plan(spec, settle_replicas(spec, seen), PLATFORM)
+def plan_of(seen: Observed, **known: Any) -> Plan:
+    return make_plan(situation(seen, **known), PLATFORM)
 
 
 def carried_out(seen: Observed) -> Observed:
@@ -45,7 +43,7 @@ def carried_out(seen: Observed) -> Observed:
             return seen
         assert plan.problem is None
         if plan.needs_nodes:
-            seen = replace(seen, nodes=())
+            plan = plan_of(seen, nodes=())
         for apply in plan.applies:
             before = seen.child(apply.kind, apply.manifest["metadata"]["name"])
             uid = before["metadata"]["uid"] if before else f"uid-{apply.kind.name}-{len(str(seen))}"
@@ -201,14 +199,14 @@ def test_a_finished_job_that_is_removed_is_not_missed() -> None:
     assert condition_of(remembering)[1].reason == "Cached"
     assert condition_of(carried_out(remembering))[1].reason == "Cached"
     assert JOB not in [apply.kind for apply in plan_of(remembering).applies]
-    assert JOB in [apply.kind for apply in plan_of(replace(forgotten, nodes=())).applies]
+    assert JOB in [apply.kind for apply in plan_of(forgotten, nodes=()).applies]
 
 
 def test_what_a_volume_remembers_is_of_one_claim_and_one_model() -> None:
     seen = without_jobs(served())
     restored = with_claim(seen, uid="restored-from-a-backup")
-    assert cached_model(spec_of(seen.resource), restored) is None
-    assert JOB in [apply.kind for apply in plan_of(replace(restored, nodes=())).applies], "its data may be missing"
+    assert situation(restored).cached_model is None
+    assert JOB in [apply.kind for apply in plan_of(restored, nodes=()).applies], "its data may be missing"
     other = replace(seen, resource=cached(model={"revision": "v2"}))
     seen = carried_out(other)
     (job,) = jobs(seen)
@@ -506,7 +504,7 @@ def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
         (151, "False", "DownloadFailed", "run kubectl taint node n1 node.kubernetes.io/out-of-service"),
     ):
         at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
-        _, found = condition_of(replace(seen, at=at))
+        _, found = condition_of(seen, now=at)
         assert (found.status, found.reason) == (status, reason)
         assert words in found.message
     _, found = condition_of(replace(seen, fetch_pods=(lost, pod(name="y"))))
@@ -573,7 +571,7 @@ def test_a_rejected_download_pod_is_reported_with_the_remedy(words: str, remedy:
     seen = carried_out(Observed(resource=cached()))
     (job,) = jobs(seen)
     failures = {job["metadata"]["name"]: Failure("FailedCreate", REFUSED + words)}
-    ready, found = condition_of(replace(seen, pod_failures=failures))
+    ready, found = condition_of(seen, failures=failures)
     assert (found.status, found.reason) == ("False", "FailedCreate")
     assert found.message.startswith(REFUSED + words)
     said = found.message.removeprefix(REFUSED + words)
@@ -581,8 +579,8 @@ def test_a_rejected_download_pod_is_reported_with_the_remedy(words: str, remedy:
     assert ready.reason == "FailedCreate"
 
 
-def condition_of(seen: Observed) -> tuple[Any, Any]:
-    conditions = all_conditions(spec_of(seen.resource), seen, None)
+def condition_of(seen: Observed, **known: Any) -> tuple[Any, Any]:
+    conditions = all_conditions(situation(seen, **known), None)
     return conditions["Ready"], conditions[MODEL_CACHED]
 
 

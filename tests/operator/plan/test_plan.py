@@ -12,14 +12,13 @@ from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
 from fastgen_operator.objects import fingerprint
 from fastgen_operator.plan.drift import first_lost_field
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec
-from harness.objects import applied, lose, spec_of, stored
+from harness.objects import applied, lose, situation, stored
 
 
 def plan_of(observed: Observed) -> Plan:
-    spec = spec_of(observed.resource)
-    return make_plan(spec, settle_replicas(spec, observed), Platform("engine:test"))
+    return make_plan(situation(observed), Platform("engine:test"))
 
 
 def carried_out(owner: Object) -> Observed:
@@ -58,7 +57,7 @@ def test_an_edit_writes_only_what_it_touches() -> None:
 
 def test_a_new_default_image_of_the_operator_is_rolled_out() -> None:
     observed = carried_out(stored())
-    plan = make_plan(spec_of(observed.resource), observed, Platform("engine:newer"))
+    plan = make_plan(situation(observed), Platform("engine:newer"))
     assert [apply.kind.name for apply in plan.applies] == ["Deployment"]
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
-from fastgen_operator.plan.rollout import DELETION_COST, deletion_costs, unblock_rollout
-from harness.objects import applied, container, leaving, lose, observed, pod, spec_of, stored
+from fastgen_operator.plan.rollout import unblock_rollout
+from fastgen_operator.plan.situation import Situation
+from fastgen_operator.scale_down.order import DELETION_COST, deletion_costs
+from harness.objects import applied, container, leaving, lose, observed, pod, situation, stored
 
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 TWO = stored(replicas=2, resources={"gpu": {"count": 1}})
@@ -27,7 +30,7 @@ def gated() -> Object:
 
 
 def room(seen: Observed) -> int:
-    return unblock_rollout(spec_of(seen.resource), seen).rollout.max_unavailable
+    return unblock_rollout(situation(seen)).rollout.max_unavailable
 
 
 ROOM: list[tuple[str, Observed, int]] = [
@@ -76,24 +79,34 @@ def test_a_deployment_of_another_owner_is_ignored() -> None:
     assert room(seen.with_child(DEPLOYMENT, foreign)) == 1
 
 
-def plan_of(seen: Observed) -> Plan:
-    spec = spec_of(seen.resource)
-    return make_plan(spec, settle_replicas(spec, seen), Platform("engine:test"))
+def plan_of(seen: Situation) -> Plan:
+    return make_plan(seen, Platform("engine:test"))
 
 
-def fleet(owner: Object | None = None, **loads: float) -> Observed:
+def fleet(owner: Object | None = None, **loads: float) -> Situation:
     """Return ready pods of these names under a Deployment that was planned with three replicas."""
     owner = owner or stored(replicas=3)
     seen = observed(*(pod(name=name, ready=True) for name in loads), owner=owner)
-    (live,) = [apply.manifest for apply in plan_of(Observed(resource=owner)).applies if apply.kind == DEPLOYMENT]
+    (live,) = [
+        apply.manifest for apply in plan_of(situation(Observed(resource=owner))).applies if apply.kind == DEPLOYMENT
+    ]
     live = {**applied(live, uid="uid-of-deployment", generation=7), "status": {"observedGeneration": 7}}
-    return replace(
-        seen.with_child(DEPLOYMENT, live), in_flight_tokens={f"chat-new-{name}": load for name, load in loads.items()}
-    )
+    tokens = {f"chat-new-{name}": load for name, load in loads.items()}
+    return situation(seen.with_child(DEPLOYMENT, live), in_flight_tokens=tokens)
 
 
-def scaled_down(seen: Observed) -> Observed:
-    return replace(seen, resource=stored(replicas=1))
+def edited(seen: Situation, **changes: Any) -> Situation:
+    """Return the situation after changes of what was observed."""
+    return situation(replace(seen.observed, **changes), in_flight_tokens=seen.in_flight_tokens)
+
+
+def deployed(seen: Situation, live: Object) -> Situation:
+    """Return the situation with another Deployment."""
+    return edited(seen, children={**seen.observed.children, (DEPLOYMENT, "chat"): live})
+
+
+def scaled_down(seen: Situation) -> Situation:
+    return edited(seen, resource=stored(replicas=1))
 
 
 def costs(plan: Plan) -> dict[str, str]:
@@ -109,30 +122,31 @@ def test_before_a_scale_down_the_deletion_cost_is_the_tokens_in_flight() -> None
 def test_a_new_template_sets_deletion_costs_too_but_a_scale_up_does_not() -> None:
     seen = fleet(a=1.0, b=2.0)
     other = stored(replicas=3, engine={"device": "cpu", "tokenBudget": 512})
-    assert costs(plan_of(replace(seen, resource=other))) == {"a": "1", "b": "2"}
-    up = plan_of(replace(seen, resource=stored(replicas=5)))
+    assert costs(plan_of(edited(seen, resource=other))) == {"a": "1", "b": "2"}
+    up = plan_of(edited(seen, resource=stored(replicas=5)))
     assert DEPLOYMENT in [apply.kind for apply in up.applies]
     assert up.deletion_costs == ()
 
 
 def test_a_change_beside_the_template_sets_no_deletion_costs() -> None:
     seen = fleet(a=1.0, b=2.0)
-    live = copy.deepcopy(seen.deployment)
+    live = copy.deepcopy(seen.observed.deployment)
     assert live is not None
     live["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"  # as the API server does
-    edited = stored(replicas=3, rollout={"progressDeadlineSeconds": 900})
-    plan = plan_of(replace(seen.with_child(DEPLOYMENT, live), resource=edited))
+    patient = stored(replicas=3, rollout={"progressDeadlineSeconds": 900})
+    plan = plan_of(edited(deployed(seen, live), resource=patient))
     assert [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT] == ["updated to the new spec"]
     assert plan.deletion_costs == ()
 
 
 def test_restoring_the_template_sets_deletion_costs_and_restoring_another_field_does_not() -> None:
     seen = fleet(a=1.0, b=2.0)
-    assert seen.deployment is not None
-    template = lose(seen.deployment, "f:spec", "f:template", "f:spec", "f:terminationGracePeriodSeconds")
-    deadline = lose(seen.deployment, "f:spec", "f:progressDeadlineSeconds")
-    assert costs(plan_of(seen.with_child(DEPLOYMENT, template))) == {"a": "1", "b": "2"}
-    assert costs(plan_of(seen.with_child(DEPLOYMENT, deadline))) == {}
+    live = seen.observed.deployment
+    assert live is not None
+    template = lose(live, "f:spec", "f:template", "f:spec", "f:terminationGracePeriodSeconds")
+    deadline = lose(live, "f:spec", "f:progressDeadlineSeconds")
+    assert costs(plan_of(deployed(seen, template))) == {"a": "1", "b": "2"}
+    assert costs(plan_of(deployed(seen, deadline))) == {}
 
 
 def test_no_cost_is_set_in_the_steady_state() -> None:
@@ -140,48 +154,46 @@ def test_no_cost_is_set_in_the_steady_state() -> None:
 
 
 def test_loads_are_read_only_if_pods_are_to_be_removed_and_their_loads_are_unknown() -> None:
-    def loads_to_read(seen: Observed) -> list[str]:
+    def loads_to_read(seen: Situation) -> list[str]:
         return [pod["metadata"]["name"] for pod in plan_of(seen).loads_to_read]
 
     known = fleet(a=1.0, b=2.0)
     unknown = replace(known, in_flight_tokens={})
     other = stored(replicas=3, engine={"device": "cpu", "tokenBudget": 512})
     assert loads_to_read(scaled_down(known)) == loads_to_read(unknown) == []
-    assert loads_to_read(replace(unknown, resource=stored(replicas=5))) == []
+    assert loads_to_read(edited(unknown, resource=stored(replicas=5))) == []
     assert loads_to_read(scaled_down(unknown)) == ["chat-new-a", "chat-new-b"]
-    assert loads_to_read(replace(unknown, resource=other)) == ["chat-new-a", "chat-new-b"]
-    unlabelled = replace(scaled_down(unknown), children={})
+    assert loads_to_read(edited(unknown, resource=other)) == ["chat-new-a", "chat-new-b"]
+    unlabelled = edited(scaled_down(unknown), children={})
     assert loads_to_read(unlabelled) == ["chat-new-a", "chat-new-b"], "its Deployment may have lost its label"
     assert plan_of(unlabelled).deletion_costs == ()
 
 
 def test_an_unchanged_deletion_cost_is_not_written_again() -> None:
     seen = scaled_down(fleet(a=700.0, b=5.0))
-    first = {**seen.pods[0]}
+    first = {**seen.observed.pods[0]}
     first["metadata"] = {**first["metadata"], "annotations": {DELETION_COST: "700"}}
-    assert costs(plan_of(replace(seen, pods=(first, *seen.pods[1:])))) == {"b": "5"}
+    assert costs(plan_of(edited(seen, pods=(first, *seen.observed.pods[1:])))) == {"b": "5"}
 
 
 def test_a_pod_with_unknown_load_counts_as_the_busiest() -> None:
     seen = scaled_down(fleet(a=700.0, b=5.0, c=0.0))
-    loads = {name: load for name, load in (seen.in_flight_tokens).items() if not name.endswith("-c")}
+    loads = {name: load for name, load in seen.in_flight_tokens.items() if not name.endswith("-c")}
     assert costs(plan_of(replace(seen, in_flight_tokens=loads))) == {"a": "700", "b": "5", "c": "700"}
-    assert deletion_costs(replace(seen, in_flight_tokens={})) == ()
+    assert deletion_costs(seen.observed.pods, {}) == ()
 
 
 def test_pods_that_are_deleted_first_anyway_and_single_pods_get_no_cost() -> None:
     seen = fleet(a=9.0, b=8.0)
     others = (pod(name="unready"), leaving(pod(name="leaving", ready=True)))
-    assert costs(plan_of(scaled_down(replace(seen, pods=(*seen.pods, *others))))) == {"a": "9", "b": "8"}
-    assert plan_of(scaled_down(replace(seen, pods=(seen.pods[0], *others)))).deletion_costs == ()
+    assert costs(plan_of(scaled_down(edited(seen, pods=(*seen.observed.pods, *others))))) == {"a": "9", "b": "8"}
+    assert plan_of(scaled_down(edited(seen, pods=(seen.observed.pods[0], *others)))).deletion_costs == ()
 
 
 def test_a_change_of_max_unavailable_alone_is_named_as_the_reason() -> None:
     roomy = stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 3})
-    seen = replace(
-        fleet(roomy, a=1.0, b=2.0), resource=stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 1})
-    )
-    plan = plan_of(seen)
+    narrow = stored(replicas=3, rollout={"maxSurge": 0, "maxUnavailable": 1})
+    plan = plan_of(edited(fleet(roomy, a=1.0, b=2.0), resource=narrow))
     whys = [apply.why for apply in plan.applies if apply.kind == DEPLOYMENT]
     assert whys == ["may have 1 pod unavailable from now on (3 before)"]
     assert plan.deletion_costs == ()

@@ -15,11 +15,11 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan
-from fastgen_operator.plan.rollout import DELETION_COST, SetDeletionCost
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.pod_events import PodEvents
+from fastgen_operator.scale_down.order import DELETION_COST, SetDeletionCost
 from fastgen_operator.status.status import Notice
 from harness.objects import pod, stored
 

@@ -11,9 +11,10 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
-from fastgen_operator.plan.observed import Observed, settle_replicas
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
@@ -21,10 +22,10 @@ from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
 from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
-from fastgen_operator.status.conditions.table import ORDER, all_conditions
+from fastgen_operator.status.conditions.table import ORDER, all_conditions, unread_conditions
 from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT
-from harness.objects import container, leaving, observed, pod, spec_of, stored
+from harness.objects import container, leaving, observed, pod, situation, stored
 
 GPU = stored(resources={"gpu": {"count": 2}})
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
@@ -58,10 +59,10 @@ def gated(*gates: str) -> Object:
     return found
 
 
-def growing(*pods: Object, **spec: Any) -> Observed:
+def growing(*pods: Object, **spec: Any) -> Situation:
     """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4}, **spec)
-    return settle_replicas(spec_of(owner), replace(observed(*pods, owner=owner), decision=Decision(2)))
+    return situation(observed(*pods, owner=owner), decision=Decision(2))
 
 
 # A model that each pod downloads, and the status of a pod that has it.
@@ -69,7 +70,7 @@ DOWNLOADED_BY_PODS: Object = {"model": {"source": "hf://a/b"}}
 HAS_MODEL: Object = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 0}}}]}
 
 # Name; observed state; condition type; expected status, reason and part of the message.
-TABLE: list[tuple[str, Observed, str, str, str, str]] = [
+TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ("no pod yet", observed(), PODS_SCHEDULED, "Unknown", "NoPods", "no pod"),
     ("a new pod", observed(pod(scheduled="")), PODS_SCHEDULED, "Unknown", "WaitingForScheduler", "1 of 1"),
     ("a pod on a node", observed(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
@@ -313,9 +314,9 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ),
     (
         "the node of the volume is lost",
-        replace(
+        situation(
             observed(leaving(pod(name="a")), pod(name="b", scheduled=NO_GPU), owner=stored(**ONE_NODE)),
-            at=datetime.fromisoformat("2026-01-01T00:02:31Z"),
+            now=datetime.fromisoformat("2026-01-01T00:02:31Z"),
         ),
         PODS_SCHEDULED,
         "False",
@@ -476,7 +477,7 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
     ),
     (
         "a volume that cannot be mounted",
-        replace(observed(pod()), pod_failures={"chat-new-x": Failure("FailedMount", "no secret")}),
+        situation(observed(pod()), failures={"chat-new-x": Failure("FailedMount", "no secret")}),
         PROGRESSING,
         "False",
         "FailedMount",
@@ -537,8 +538,10 @@ TABLE: list[tuple[str, Observed, str, str, str, str]] = [
 @pytest.mark.parametrize(
     ("seen", "kind", "status", "reason", "words"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
 )
-def test_conditions_follow_the_observed_state(seen: Observed, kind: str, status: str, reason: str, words: str) -> None:
-    conditions = all_conditions(spec_of(seen.resource), seen, None)
+def test_conditions_follow_the_observed_state(
+    seen: Observed | Situation, kind: str, status: str, reason: str, words: str
+) -> None:
+    conditions = all_conditions(situation(seen) if isinstance(seen, Observed) else seen, None)
     condition = conditions[kind]
     assert (condition.status, condition.reason) == (status, reason)
     assert words in condition.message
@@ -549,7 +552,7 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
     assert seen.deployment is not None
     status = {**seen.deployment["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
-    conditions = all_conditions(spec_of(seen.resource), seen, None)
+    conditions = all_conditions(situation(seen), None)
     # ModelCached does not depend on the Deployment. Two conditions are absent without podTemplate and foreign fields.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
     del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED]
@@ -565,7 +568,7 @@ def paused(seen: Observed) -> Observed:
 def test_old_pods_of_a_paused_deployment_do_not_count_as_current() -> None:
     seen = paused(observed(pod("old", ready=True)))
     seen = replace(seen, replica_sets=seen.replica_sets[:1])  # the controller creates no ReplicaSet while paused
-    conditions = all_conditions(spec_of(seen.resource), seen, None)
+    conditions = all_conditions(situation(seen), None)
     assert conditions[AVAILABLE].status == "False"
     assert (conditions[READY].status, conditions[PODS_SCHEDULED].status) == ("False", "Unknown")
     assert conditions[PROGRESSING].reason == "DeploymentPaused"
@@ -574,25 +577,25 @@ def test_old_pods_of_a_paused_deployment_do_not_count_as_current() -> None:
 
 def test_a_deployment_paused_after_its_rollout_is_ready() -> None:
     seen = paused(observed(pod(ready=True)))
-    ready = all_conditions(spec_of(seen.resource), seen, None)[READY]
+    ready = all_conditions(situation(seen), None)[READY]
     assert (ready.status, ready.reason) == ("True", "AllReplicasReady")
 
 
 def test_conditions_do_not_depend_on_the_order_of_the_pods() -> None:
     pods = [pod(name=n, **container(state=waiting("ErrImagePull", n))) for n in "abc"]
-    first, *others = (all_conditions(spec_of(stored()), observed(*order), None) for order in permutations(pods))
+    first, *others = (all_conditions(situation(observed(*order)), None) for order in permutations(pods))
     assert all(other == first for other in others)
 
 
 def test_ready_is_the_first_false_before_any_unknown() -> None:
-    ready = all_conditions(spec_of(GPU), observed(owner=GPU), Problem("ApplyRefused", "quota"))[READY]
+    ready = all_conditions(situation(observed(owner=GPU)), Problem("ApplyRefused", "quota"))[READY]
     assert (ready.status, ready.reason, ready.message) == ("False", "ApplyRefused", "quota")
-    ready = all_conditions(spec_of(GPU), observed(pod(scheduled=NO_GPU), owner=GPU, **LATE), None)[READY]
+    ready = all_conditions(situation(observed(pod(scheduled=NO_GPU), owner=GPU, **LATE)), None)[READY]
     assert ready.reason == "InsufficientGPU"
 
 
 def test_an_invalid_spec_is_reported_in_every_condition() -> None:
-    conditions = all_conditions(None, observed(), Problem("InvalidSpec", "spec.engine: unknown"))
+    conditions = unread_conditions(Problem("InvalidSpec", "spec.engine: unknown"))
     assert [(kind, c.status, c.reason) for kind, c in conditions.items()] == [
         ("Ready", "False", "InvalidSpec"),
         ("ModelCached", "Unknown", "NotObserved"),
@@ -607,10 +610,10 @@ def test_an_invalid_spec_is_reported_in_every_condition() -> None:
 
 def test_the_transition_time_changes_with_the_status_only() -> None:
     seen = observed(pod())
-    first = merge(all_conditions(spec_of(seen.resource), seen, None), [], 1, "T1")
+    first = merge(all_conditions(situation(seen), None), [], 1, "T1")
     assert {c["lastTransitionTime"] for c in first} == {"T1"}
     seen = observed(pod(ready=True), **DONE)
-    second = {c["type"]: c for c in merge(all_conditions(spec_of(seen.resource), seen, None), first, 2, "T2")}
+    second = {c["type"]: c for c in merge(all_conditions(situation(seen), None), first, 2, "T2")}
     assert {kind: c["lastTransitionTime"] for kind, c in second.items()} == {
         "Ready": "T2",
         "ModelCached": "T1",
@@ -640,22 +643,22 @@ def ready_since(time: str) -> Object:
 def test_pods_that_were_evicted_before_others_became_ready_do_not_matter_any_more(ready_at: str, reason: str) -> None:
     ended = [{**EVICTED_LATELY, "metadata": {**EVICTED_LATELY["metadata"], "name": f"chat-new-{n}"}} for n in range(3)]
     seen = observed(*ended, ready_since(ready_at), pod(), owner=stored(replicas=2))
-    assert all_conditions(spec_of(seen.resource), seen, None)[PROGRESSING].reason == reason
+    assert all_conditions(situation(seen), None)[PROGRESSING].reason == reason
 
 
 @pytest.mark.parametrize("status", [REFUSED, LATE])
 def test_growth_that_fails_does_not_make_a_fleet_unready_that_serves_what_was_promised(status: Object) -> None:
     seen = growing(pod(ready=True))
-    assert seen.deployment is not None
-    failing = {**seen.deployment, "status": {**seen.deployment["status"], **status}}
-    seen = seen.with_child(DEPLOYMENT, failing)
-    conditions = all_conditions(spec_of(seen.resource), seen, None)
+    live = seen.observed.deployment
+    assert live is not None
+    failing = seen.observed.with_child(DEPLOYMENT, {**live, "status": {**live["status"], **status}})
+    conditions = all_conditions(replace(seen, observed=failing), None)
     assert conditions[PROGRESSING].status == "False", "it is still shown"
     assert conditions[READY].status == "True"
-    fixed = settle_replicas(spec_of(seen.resource), replace(seen, resource=stored(replicas=2)))
-    assert all_conditions(spec_of(fixed.resource), fixed, None)[READY].status == "False"
+    fixed = situation(replace(failing, resource=stored(replicas=2)))
+    assert all_conditions(fixed, None)[READY].status == "False"
 
 
 def test_long_messages_are_truncated() -> None:
-    conditions = all_conditions(None, observed(), Problem("ApplyRefused", "x" * 5000))
+    conditions = unread_conditions(Problem("ApplyRefused", "x" * 5000))
     assert max(len(c["message"]) for c in merge(conditions, [], 1, "T1")) == 1000

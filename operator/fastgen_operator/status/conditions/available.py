@@ -9,32 +9,33 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import Observed, current_pods, is_rollout_observed, older_pods
+from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.pod_failures import state_of
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import is_ready, is_starting, pending_message
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 AVAILABLE: Final = "Available"
 
 
-def available(spec: Spec, observed: Observed) -> Condition:
+def available(situation: Situation) -> Condition:
     """Compute the condition Available."""
+    observed = situation.observed
     if observed.deployment is None or not is_rollout_observed(observed.deployment):
-        return not_observed(spec, observed)
-    wanted = observed.desired_replicas
+        return not_observed(situation)
+    wanted = situation.desired_replicas
     if wanted == 0:
         return true("ScaledToZero", "scaled to 0 replicas: no requests are served")
-    pods = current_pods(observed)
+    pods = observed.current_pods
     waiting = [pod for pod in pods if not is_ready(pod)]
     count = len(pods) - len(waiting)
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
         return true("AllReplicasReady", message)
-    first = f"; {state_of(waiting[0], observed.pod_failures)}" if waiting else ""
-    older = sum(is_ready(pod) for pod in older_pods(observed))
+    first = f"; {state_of(waiting[0], situation.failures)}" if waiting else ""
+    older = sum(is_ready(pod) for pod in observed.older_pods)
     scales_up = all(is_starting(pod) or pending_message(pod) is not None for pod in waiting)
-    if spec.has_minimum(count) and not older and scales_up:
+    if situation.spec.has_minimum(count) and not older and scales_up:
         return true("ScalingUp", message + first)
     serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""
     return false("ReplicasNotReady", message + serving + first)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import is_preloaded
-from fastgen_operator.plan.model_cache import is_cached
 from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 
 # Messages that quote other programs are truncated: conditions are read in a terminal.
 _MESSAGE_LIMIT: Final = 1000
@@ -39,9 +38,9 @@ def unknown(reason: str, message: str) -> Condition:
     return Condition("Unknown", reason, message)
 
 
-def not_observed(spec: Spec, observed: Observed) -> Condition:
+def not_observed(situation: Situation) -> Condition:
     """Return the condition for a Deployment that does not exist yet, or whose status is about an earlier spec."""
-    if observed.deployment is None and is_preloaded(spec) and not is_cached(spec, observed):
+    if situation.observed.deployment is None and is_preloaded(situation.spec) and not situation.is_cached:
         return unknown("WaitingForModel", "the pods are created when the model is downloaded")
     return unknown("NotObserved", "the Deployment controller has not yet observed the latest spec")
 

@@ -18,13 +18,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
-from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
 from fastgen_operator.kinds import QUEUE_LABEL, Object
 from fastgen_operator.objects import is_terminating, name_of
-from fastgen_operator.plan.model_cache import is_cached, job_has, jobs, serves_model
-from fastgen_operator.plan.observed import Observed, current_pods
+from fastgen_operator.plan.model_cache import serves_model
+from fastgen_operator.plan.observed import has_condition
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import (
     IMAGE_PULL_REASONS,
     container_of,
@@ -69,19 +69,20 @@ _REMEDIES: Final = {
 }
 
 
-def model_cached(spec: Spec, observed: Observed) -> Condition:
+def model_cached(situation: Situation) -> Condition:
     """Compute the condition ModelCached."""
+    observed, spec = situation.observed, situation.spec
     source = urlsplit(spec.model.source)
     if not is_downloaded(spec):
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
         return true("NotNeeded", f"the model is in {where}")
     if is_preloaded(spec):
-        if is_cached(spec, observed) or serves_model(spec, observed):
+        if situation.is_cached or serves_model(situation):
             return true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
-        return _of_jobs(observed) or _of_pods(spec, observed.fetch_pods, observed)
-    if observed.desired_replicas == 0:
+        return _of_jobs(situation) or _of_pods(observed.fetch_pods, situation)
+    if situation.desired_replicas == 0:
         return true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
-    pods = current_pods(observed)
+    pods = observed.current_pods
     # A ready pod has the model, whatever has become of its init container.
     missing = [pod for pod in pods if not is_ready(pod) and not container_of(pod, FETCH_CONTAINER).has_succeeded]
     if pods and not missing:
@@ -92,49 +93,50 @@ def model_cached(spec: Spec, observed: Observed) -> Condition:
         words = f"{len(missing)} of {len(pods)} pods download {spec.model.source} when they have a node"
         rest = unknown("Downloading", words)
     else:
-        rest = _of_pods(spec, placed, observed)
+        rest = _of_pods(placed, situation)
     having = len(pods) - len(missing)
     if rest.status == "Unknown" and spec.has_minimum(having):
         return true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
     return rest
 
 
-def _of_jobs(observed: Observed) -> Condition | None:
+def _of_jobs(situation: Situation) -> Condition | None:
     """Return the condition of a download that has no pod, else None.
 
     It is suspended, or its pod is rejected.
     """
-    for job in jobs(observed):
+    for job in situation.observed.jobs:
         name = name_of(job)
-        if job_has(job, "Suspended"):
+        if has_condition(job, "Suspended"):
             remedy = f'kubectl patch job {name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
             if QUEUE_LABEL in job["metadata"].get("labels", {}):
                 remedy = queue_message(job)
             return _false("JobSuspended", f"Job {name} is suspended", remedy)
-        if (failure := observed.pod_failures.get(name)) is not None:
+        if (failure := situation.failures.get(name)) is not None:
             remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
             return _false(failure.reason, failure.message, remedy)
     return None
 
 
-def _of_pods(spec: Spec, pods: Iterable[Object], observed: Observed) -> Condition:
+def _of_pods(pods: Iterable[Object], situation: Situation) -> Condition:
     """Return the condition of the first failed download pod, else of the first pod."""
     pods = tuple(pods)
-    said = [_of_pod(spec, pod, observed) for pod in pods if not is_terminating(pod)]
+    said = [_of_pod(pod, situation) for pod in pods if not is_terminating(pod)]
     leaving = [pod for pod in pods if is_terminating(pod) and node_of(pod)]
     if not said and leaving:
         # The Job starts no other pod before it has ended: both would write the same files.
-        words = termination_message(leaving[0], observed.at)
-        if is_overdue(leaving[0], observed.at):
+        words = termination_message(leaving[0], situation.now)
+        if is_overdue(leaving[0], situation.now):
             return _false("DownloadFailed", words)
         return unknown("Downloading", f"the next attempt waits: {words}")
     none = unknown("Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
 
-def _of_pod(spec: Spec, pod: Object, observed: Observed) -> Condition:
+def _of_pod(pod: Object, situation: Situation) -> Condition:
+    observed, spec = situation.observed, situation.spec
     name = name_of(pod)
-    if (known := observed.pod_failures.get(name)) is not None:
+    if (known := situation.failures.get(name)) is not None:
         return _false(known.reason, known.message)
     if (words := unschedulable_message(pod)) is not None:
         if is_about_volume(words):

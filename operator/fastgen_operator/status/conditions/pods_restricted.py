@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PODS_RESTRICTED: Final = "PodsRestricted"
 
 
-def pods_restricted(spec: Spec, observed: Observed) -> Condition | None:
+def pods_restricted(situation: Situation) -> Condition | None:
     """Compute the condition PodsRestricted."""
-    if spec.pod_template is None:
+    deployment = situation.observed.deployment
+    if situation.spec.pod_template is None:
         return None
-    if observed.deployment is None:
-        return not_observed(spec, observed)
-    if broken := broken_rules(observed.deployment["spec"]["template"]):
+    if deployment is None:
+        return not_observed(situation)
+    if broken := broken_rules(deployment["spec"]["template"]):
         message = f"spec.podTemplate violates the restricted Pod Security Standard: {'; '.join(broken)}"
         return false("PodTemplateNotRestricted", message)
     return true("Restricted", "the pods comply with the restricted Pod Security Standard")

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.objects import is_terminating, name_of
-from fastgen_operator.plan.observed import Observed, current_pods, older_pods
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import gate_message, is_scheduled, node_of, termination_message, unschedulable_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
@@ -22,10 +22,11 @@ from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 PODS_SCHEDULED: Final = "PodsScheduled"
 
 
-def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
+def pods_scheduled(situation: Situation) -> Condition:
     """Compute the condition PodsScheduled."""
-    pods = current_pods(observed)
-    if observed.desired_replicas == 0:
+    observed, spec = situation.observed, situation.spec
+    pods = observed.current_pods
+    if situation.desired_replicas == 0:
         return true("ScaledToZero", "scaled to 0 replicas")
     if not pods:
         return unknown("NoPods", "no pod of the current template exists yet")
@@ -37,7 +38,7 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
-        return false(reason, message + _hint(spec, observed, nodes, words))
+        return false(reason, message + _hint(situation, nodes, words))
     held = [(pod, words) for pod in pods if (words := gate_message(pod)) is not None]
     if held:
         pod, words = held[0]
@@ -52,13 +53,14 @@ def pods_scheduled(spec: Spec, observed: Observed) -> Condition:
     return true("AllScheduled", message + where)
 
 
-def _hint(spec: Spec, observed: Observed, nodes: Sequence[str], words: str) -> str:
+def _hint(situation: Situation, nodes: Sequence[str], words: str) -> str:
     """Return what keeps the pods from a node, if that is this resource itself, and the remedy."""
+    observed, spec = situation.observed, situation.spec
     hint = f"; all replicas must run {_on_one_node(observed, nodes)}" if nodes else ""
     terminating = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
     if terminating:
-        return f"{hint}; {termination_message(terminating[0], observed.at)}"
-    if spec.rollout.max_unavailable == 0 and older_pods(observed):
+        return f"{hint}; {termination_message(terminating[0], situation.now)}"
+    if spec.rollout.max_unavailable == 0 and observed.older_pods:
         return (
             f"{hint}; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "
             "set maxSurge to 0 and maxUnavailable to 1 if there is no spare capacity"

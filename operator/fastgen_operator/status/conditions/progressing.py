@@ -28,19 +28,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects import condition_of, name_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
-from fastgen_operator.plan.observed import (
-    Observed,
-    current_pods,
-    current_template,
-    failed_pods,
-    is_paused,
-    is_rollout_observed,
-)
+from fastgen_operator.plan.observed import Observed, is_paused, is_rollout_observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import is_ready, pod_condition
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
@@ -56,20 +49,21 @@ _REFUSED: Final = (
 FAILED_PODS: Final = 3
 
 
-def progressing(spec: Spec, observed: Observed) -> Condition:
+def progressing(situation: Situation) -> Condition:
     """Compute the condition Progressing, except for failures of the operator's own writes, which `table` adds."""
+    observed = situation.observed
     deployment = observed.deployment
     if deployment is None or not is_rollout_observed(deployment):
-        return not_observed(spec, observed)
+        return not_observed(situation)
     if is_paused(deployment) and not _is_complete(deployment, observed):
         name = observed.key[1]
         words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
         return false("DeploymentPaused", words)
     failure = (
-        _of_one_pod(observed)
+        _of_one_pod(situation)
         or replaced_failure(observed)
         or _of_ended_pods(observed)
-        or _of_the_deployment(spec, observed, deployment["status"])
+        or _of_the_deployment(situation, deployment["status"])
     )
     if failure is not None:
         return false(failure.reason, failure.message)
@@ -88,9 +82,9 @@ def is_refused(resource: Object) -> bool:
     return is_current and shown.get("status") == "False" and shown.get("reason") in _REFUSED
 
 
-def _of_one_pod(observed: Observed) -> Failure | None:
-    known = observed.pod_failures
-    each = (failure_of(pod, observed.at) or known.get(name_of(pod)) for pod in current_pods(observed))
+def _of_one_pod(situation: Situation) -> Failure | None:
+    known, pods = situation.failures, situation.observed.current_pods
+    each = (failure_of(pod, situation.now) or known.get(name_of(pod)) for pod in pods)
     if not (found := [failure for failure in each if failure is not None]):
         return None
     others = len(found) - 1
@@ -99,12 +93,12 @@ def _of_one_pod(observed: Observed) -> Failure | None:
 
 
 def _of_ended_pods(observed: Observed) -> Failure | None:
-    pods = current_pods(observed)
+    pods = observed.current_pods
     since = max(
         (pod_condition(pod, "Ready").get("lastTransitionTime", "") for pod in pods if is_ready(pod)), default=""
     )
     # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
-    ended = [pod for pod in failed_pods(observed) if not since or pod["metadata"].get("creationTimestamp", "") > since]
+    ended = [pod for pod in observed.failed_pods if not since or pod["metadata"].get("creationTimestamp", "") > since]
     if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in pods):
         return None
     last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
@@ -113,16 +107,16 @@ def _of_ended_pods(observed: Observed) -> Failure | None:
     return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {words}")
 
 
-def _of_the_deployment(spec: Spec, observed: Observed, status: Object) -> Failure | None:
+def _of_the_deployment(situation: Situation, status: Object) -> Failure | None:
     refused, progress = condition_of(status, "ReplicaFailure"), condition_of(status, "Progressing")
     if refused.get("status") == "True":
         words = refused.get("message", "no reason given")
         return Failure("ReplicaFailure", f"the API server rejects new pods: {words}")
     if progress.get("status") != "False":
         return None
-    waiting = [pod for pod in current_pods(observed) if not is_ready(pod)]
-    state = state_of(waiting[0], observed.pod_failures) if waiting else "no pod of the current template exists"
-    seconds = spec.rollout.progress_deadline_seconds
+    waiting = [pod for pod in situation.observed.current_pods if not is_ready(pod)]
+    state = state_of(waiting[0], situation.failures) if waiting else "no pod of the current template exists"
+    seconds = situation.spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 
 
@@ -130,6 +124,6 @@ def _is_complete(deployment: Object, observed: Observed) -> bool:
     """Return whether all existing pods have the current template and have been ready once."""
     status = deployment.get("status", {})
     wanted, updated = deployment["spec"]["replicas"], status.get("updatedReplicas", 0)
-    if current_template(observed) is None or not status.get("replicas", 0) == updated == wanted:
+    if observed.template is None or not status.get("replicas", 0) == updated == wanted:
         return False
     return condition_of(status, "Progressing").get("reason") == "NewReplicaSetAvailable" or is_paused(deployment)

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, as_before, false, true
 
 REPLICAS_UNIFORM: Final = "ReplicasUniform"
 _LISTED: Final = 5
 
 
-def replicas_uniform(spec: Spec, observed: Observed) -> Condition:
+def replicas_uniform(situation: Situation) -> Condition:
     """Compute the condition ReplicasUniform."""
-    del spec
-    speeds = observed.speeds
+    speeds = situation.speeds
     if speeds is None or speeds.capacity is None:
-        return as_before(REPLICAS_UNIFORM, observed, "no replica's speed has been measured yet")
+        return as_before(REPLICAS_UNIFORM, situation.observed, "no replica's speed has been measured yet")
     if not speeds.stragglers:
         return true("NoStragglers", "no replica is much slower than the others")
     # By name: their order by speed fluctuates.

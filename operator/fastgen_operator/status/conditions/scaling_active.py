@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, as_before, false, true
 
 SCALING_ACTIVE: Final = "ScalingActive"
@@ -22,16 +21,16 @@ DISABLED: Final = "spec.autoscaling is not set: the number of replicas is spec.r
 UNDECIDED: Final = "the autoscaler has not made a decision yet"
 
 
-def scaling_active(spec: Spec, observed: Observed) -> Condition:
+def scaling_active(situation: Situation) -> Condition:
     """Compute the condition ScalingActive."""
-    decision = observed.decision
-    if spec.autoscaling is None:
+    decision = situation.decision
+    if situation.spec.autoscaling is None:
         return false("ScalingDisabled", DISABLED)
     if decision is None:
-        return as_before(SCALING_ACTIVE, observed, UNDECIDED)
+        return as_before(SCALING_ACTIVE, situation.observed, UNDECIDED)
     if decision.hold is not None:
         return false(decision.hold.reason, decision.hold.message)
-    if spec.is_autoscaled:
+    if situation.spec.is_autoscaled:
         return true("Active", "the replicas follow the token demand")
     message = (
         "spec.autoscaling.mode is DryRun: the number of replicas is spec.replicas, and "

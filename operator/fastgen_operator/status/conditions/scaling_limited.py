@@ -11,21 +11,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, as_before, false, true
 from fastgen_operator.status.conditions.scaling_active import DISABLED, UNDECIDED
 
 SCALING_LIMITED: Final = "ScalingLimited"
 
 
-def scaling_limited(spec: Spec, observed: Observed) -> Condition:
+def scaling_limited(situation: Situation) -> Condition:
     """Compute the condition ScalingLimited."""
-    decision = observed.decision
-    if spec.autoscaling is None:
+    decision = situation.decision
+    if situation.spec.autoscaling is None:
         return false("ScalingDisabled", DISABLED)
     if decision is None:
-        return as_before(SCALING_LIMITED, observed, UNDECIDED)
+        return as_before(SCALING_LIMITED, situation.observed, UNDECIDED)
     if decision.limit is None:
         return false("WithinBounds", "the desired replicas are within the bounds")
     return true(decision.limit.reason, decision.limit.message)

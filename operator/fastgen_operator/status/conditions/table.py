@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
+from fastgen_operator.plan.rewritten import RewrittenField
+from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.available import AVAILABLE, available
 from fastgen_operator.status.conditions.condition import Condition, false, unknown
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED, model_cached
@@ -20,7 +20,7 @@ from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE, sc
 from fastgen_operator.status.conditions.scaling_limited import SCALING_LIMITED, scaling_limited
 from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED, template_unmodified
 
-_Table = Mapping[str, Callable[[Spec, Observed], Condition]]
+_Table = Mapping[str, Callable[[Situation], Condition]]
 
 # Conditions that Ready summarizes, causes before their effects: Ready copies the first that is not True.
 SUMMARIZED: Final[_Table] = {
@@ -35,29 +35,38 @@ INDEPENDENT: Final[_Table] = {
     SCALING_LIMITED: scaling_limited,
     REPLICAS_UNIFORM: replicas_uniform,
 }
-# Conditions that Ready ignores, too. One that does not apply to the spec is None, and omitted from the status.
-OPTIONAL: Final[Mapping[str, Callable[[Spec, Observed], Condition | None]]] = {
-    PODS_RESTRICTED: pods_restricted,
-    TEMPLATE_UNMODIFIED: template_unmodified,
-}
+# Conditions that Ready ignores, too. One that does not apply to the spec is omitted from the status.
+OPTIONAL: Final = (PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
 ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
 
-def all_conditions(spec: Spec | None, observed: Observed, problem: Problem | None) -> dict[str, Condition]:
+def all_conditions(
+    situation: Situation, problem: Problem | None, rewritten: Sequence[RewrittenField] = ()
+) -> dict[str, Condition]:
     """Return all conditions by type, Ready first.
 
     Args:
-        spec: None if it is invalid; `problem` then contains the reason.
         problem: what prevents the operator's own writes.
+        rewritten: fields of the Deployment that admission changes in every write.
     """
+    optional = {
+        PODS_RESTRICTED: pods_restricted(situation),
+        TEMPLATE_UNMODIFIED: template_unmodified(situation.observed, rewritten),
+    }
+    return {
+        **_summarized({kind: compute(situation) for kind, compute in SUMMARIZED.items()}, problem),
+        **{kind: compute(situation) for kind, compute in INDEPENDENT.items()},
+        **{kind: condition for kind, condition in optional.items() if condition is not None},
+    }
+
+
+def unread_conditions(problem: Problem) -> dict[str, Condition]:
+    """Return the conditions of a resource whose spec cannot be read, because of the problem."""
     unread = unknown("NotObserved", "the spec could not be read")
+    return {**_summarized(dict.fromkeys(SUMMARIZED, unread), problem), **dict.fromkeys(INDEPENDENT, unread)}
 
-    def computed(table: _Table) -> dict[str, Condition]:
-        return {kind: unread if spec is None else compute(spec, observed) for kind, compute in table.items()}
 
-    parts = computed(SUMMARIZED)
+def _summarized(parts: dict[str, Condition], problem: Problem | None) -> dict[str, Condition]:
     if problem is not None:
         parts[PROGRESSING] = false(problem.reason, problem.message)
-    optional = {} if spec is None else {kind: compute(spec, observed) for kind, compute in OPTIONAL.items()}
-    applicable = {kind: condition for kind, condition in optional.items() if condition is not None}
-    return {READY: ready(parts), **parts, **computed(INDEPENDENT), **applicable}
+    return {READY: ready(parts), **parts}

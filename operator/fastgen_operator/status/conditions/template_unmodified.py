@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastgen_operator.api import Spec
 from fastgen_operator.plan.foreign import foreign_fields
 from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.status.conditions.condition import Condition, false
 
 TEMPLATE_UNMODIFIED: Final = "TemplateUnmodified"
 _LISTED: Final = 5
 
 
-def template_unmodified(spec: Spec, observed: Observed) -> Condition | None:
-    """Compute the condition TemplateUnmodified."""
-    del spec
+def template_unmodified(observed: Observed, rewritten: Sequence[RewrittenField]) -> Condition | None:
+    """Compute the condition TemplateUnmodified.
+
+    Args:
+        rewritten: fields of the Deployment that admission changed or added.
+    """
     name = observed.key[1]
     found = () if observed.deployment is None else foreign_fields(observed.deployment)
     messages = []
@@ -32,10 +35,10 @@ def template_unmodified(spec: Spec, observed: Observed) -> Condition | None:
             f"added to Deployment {name}: {named}: set the fields in spec.podTemplate instead, "
             "and remove them from the Deployment"
         )
-    if observed.rewritten:
+    if rewritten:
         messages.append(
             f"a mutating admission webhook or policy changed Deployment {name}: "
-            f"{_listed([str(field) for field in observed.rewritten])}: to find it, run "
+            f"{_listed([str(field) for field in rewritten])}: to find it, run "
             "kubectl get mutatingwebhookconfigurations; without it, kubectl delete deployment "
             f"{name} --cascade=orphan restores the fields"
         )

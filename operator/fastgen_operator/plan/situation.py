@@ -1,0 +1,126 @@
+"""One FastGenDeployment at one moment: what a plan and a status are computed from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
+from fastgen_operator.autoscale.supply import PodSupply, PodView, StartTimes, supply_of
+from fastgen_operator.children.colocation import pods_without_room
+from fastgen_operator.children.model_source import is_preloaded, model_address
+from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, MODEL_ANNOTATION, Object
+from fastgen_operator.objects import annotations_of, name_of
+from fastgen_operator.plan.observed import Observed, is_complete
+from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.pod_view import view_of
+from fastgen_operator.pods import has_ended
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What was read and measured. Everything else is derived from these values alone, when it is first needed.
+
+    Attributes:
+        observed: what the API server said of the resource and its children.
+        spec: the resource's typed spec.
+        now: time of the observation, with a time zone.
+        failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events, by the
+            name of the pod or Job.
+        decision: the autoscaler's last decision; None without autoscaling, and before the first one.
+        speeds: capacity of the replicas; None before the first scrape.
+        in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
+        known_starts: starts of pods that were observed before.
+        nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
+    """
+
+    observed: Observed
+    spec: Spec
+    now: datetime
+    failures: Mapping[str, Failure] = field(default_factory=dict)
+    decision: Decision | None = None
+    speeds: ReplicaSpeeds | None = None
+    in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
+    known_starts: StartTimes = field(default_factory=StartTimes)
+    nodes: tuple[Object, ...] | None = None
+
+    @cached_property
+    def timetable(self) -> Timetable:
+        """What spec.autoscaling.schedules say now."""
+        return timetable(self.spec.autoscaling, self.now)
+
+    @cached_property
+    def desired_replicas(self) -> int:
+        """The number of replicas that the resource must have now.
+
+        Without autoscaling, and in a dry run, it is the spec's. With autoscaling it is the autoscaler's decision or,
+        until there is one, the Deployment's number, within the bounds of the spec and of the active schedules.
+        """
+        bounds = self.spec.autoscaling
+        if bounds is None or not self.spec.is_autoscaled:
+            return 1 if self.spec.replicas is None else self.spec.replicas
+        if self.decision is not None:
+            wanted = self.decision.replicas
+        else:
+            wanted = (self.observed.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
+        floor = self.timetable.floor
+        lowest = bounds.min_replicas if floor is None else max(bounds.min_replicas, floor.replicas)
+        return max(min(lowest, bounds.max_replicas), min(bounds.max_replicas, wanted))
+
+    @cached_property
+    def views(self) -> tuple[PodView, ...]:
+        """The pods that have not ended, as the autoscaler sees them."""
+        present = [pod for pod in self.observed.pods if not has_ended(pod)]
+        without_room = {name_of(pod) for pod in pods_without_room(self.spec, present)}
+        return tuple(view_of(pod, self.failures, has_room=name_of(pod) not in without_room) for pod in present)
+
+    @cached_property
+    def starts(self) -> StartTimes:
+        """The observed starts of pods."""
+        return self.known_starts.learn(self.views, float(self.spec.startup_deadline_seconds))
+
+    @cached_property
+    def supply(self) -> tuple[PodSupply, ...]:
+        """Which pods serve, and which do not."""
+        longest, time = float(self.spec.startup_deadline_seconds), self.now.timestamp()
+        return tuple(supply_of(view, self.starts, longest, time) for view in self.views)
+
+    @cached_property
+    def is_cached(self) -> bool:
+        """Whether the spec's model is in the present volume."""
+        claim = self.observed.claim
+        return claim is not None and self.cached_model == _record(claim, model_address(self.spec))
+
+    @cached_property
+    def cached_model(self) -> str | None:
+        """The uid of the present claim and the folder of the model downloaded to it last; None if there is none.
+
+        A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember
+        it.
+        """
+        if (claim := self.observed.claim) is None or not is_preloaded(self.spec):
+            return None
+        if self.complete_job is not None:
+            return _record(claim, model_address(self.spec))
+        shown = self.observed.resource.get("status", {}).get("cachedModel")
+        remembered = (annotations_of(claim).get(CACHED_ANNOTATION), shown)
+        return next((each for each in remembered if each and each.startswith(_record(claim, ""))), None)
+
+    @cached_property
+    def complete_job(self) -> Object | None:
+        """The completed Job that downloaded the spec's model into the present volume, or None."""
+        if (claim := self.observed.claim) is None:
+            return None
+        about = {MODEL_ANNOTATION: model_address(self.spec), CLAIM_ANNOTATION: claim["metadata"]["uid"]}
+        complete = (job for job in self.observed.jobs if is_complete(job))
+        return next((job for job in complete if about.items() <= annotations_of(job).items()), None)
+
+
+def _record(claim: Object, address: str) -> str:
+    # The uid: a claim that was restored from a backup has the annotation of another one, and perhaps no data.
+    return f"{claim['metadata']['uid']}/{address}"

@@ -1,0 +1,39 @@
+"""Describe a fleet to the autoscaler. Pure."""
+
+from __future__ import annotations
+
+from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.policy import policy_of
+from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
+from fastgen_operator.autoscale.watchlist import Subject
+from fastgen_operator.plan.situation import Situation
+
+
+def mode_of(spec: Spec) -> tuple[bool, bool]:
+    """Return whether the autoscaler decides on the resource, and whether it only recommends."""
+    decides = spec.autoscaling is not None
+    return decides, decides and not spec.is_autoscaled
+
+
+def subject_of(situation: Situation, scrape_seconds: float) -> Subject:
+    """Return the fleet to measure and, with spec.autoscaling, to decide on.
+
+    Args:
+        scrape_seconds: interval between two scrapes of this fleet.
+    """
+    spec, observed = situation.spec, situation.observed
+    is_autoscaled, is_dry_run = mode_of(spec)
+    return Subject(
+        uid=observed.resource["metadata"]["uid"],
+        policy=policy_of(spec, situation.desired_replicas, scrape_seconds),
+        is_dry_run=is_dry_run,
+        floor=situation.timetable.floor,
+        rate_limits=rate_limits_of(spec.autoscaling),
+        model_name=spec.model.served_name or observed.key[1],
+        replicas=situation.desired_replicas,
+        pods=situation.views,
+        is_autoscaled=is_autoscaled,
+        revision=observed.template or "",
+        starts=situation.starts,
+        startup_deadline=float(spec.startup_deadline_seconds),
+    )

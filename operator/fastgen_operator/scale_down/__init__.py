@@ -1,0 +1,1 @@
+"""Which replicas a scale-down removes first: those with the fewest tokens in flight."""

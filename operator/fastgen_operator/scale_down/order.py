@@ -1,0 +1,46 @@
+"""Deletion costs, by which the ReplicaSet controller chooses the pods that it deletes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.objects import annotations_of, is_terminating, name_of
+from fastgen_operator.pods import has_ended, is_ready
+
+# Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first.
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+_HIGHEST_COST: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeletionCost:
+    """A deletion cost to write to one pod."""
+
+    pod: Object
+    cost: str
+
+
+def pods_in_order(pods: Iterable[Object]) -> tuple[Object, ...]:
+    """Return the pods whose cost determines the order of deletion: all ready ones if there are several."""
+    ready = [pod for pod in pods if is_ready(pod) and not is_terminating(pod) and not has_ended(pod)]
+    return tuple(sorted(ready, key=name_of)) if len(ready) > 1 else ()
+
+
+def deletion_costs(pods: Iterable[Object], loads: Mapping[str, float]) -> tuple[SetDeletionCost, ...]:
+    """Return the deletion costs to write, which are the pods' tokens in flight.
+
+    A pod whose load is unknown gets the highest cost of the others: it may be too busy to answer.
+
+    Args:
+        loads: tokens in flight by pod name; empty while unknown.
+    """
+    unknown = max(loads.values(), default=0.0)
+    costs = [
+        SetDeletionCost(pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown)))))
+        for pod in pods_in_order(pods)
+        if loads
+    ]
+    return tuple(each for each in costs if str(annotations_of(each.pod).get(DELETION_COST, "0")) != each.cost)

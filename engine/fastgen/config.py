@@ -342,8 +342,8 @@ class ServerConfig:
     generation_config: str = setting_field(
         "auto",
         "Sampling parameters of requests that do not set them. auto reads the model's generation_config.json "
-        "(temperature, top_k, top_p, min_p, repetition_penalty, and max_new_tokens as the default length of a chat's "
-        "answer); none keeps OpenAI's defaults.",
+        "(temperature, top_k, top_p, min_p, typical_p, repetition_penalty, bad_words_ids, suppress_tokens, and "
+        "max_new_tokens as the default length of a chat's answer); none keeps OpenAI's defaults.",
         kind="choice",
         choices=("auto", "none"),
     )

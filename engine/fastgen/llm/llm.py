@@ -75,7 +75,7 @@ class LLM:
             loaded = build_engine(source, config, lambda: tokenizer, progress)
         self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
         self.max_model_length = loaded.info.max_model_length
-        self.default_sampling = SamplingParams(**defaults)  # type: ignore[arg-type]  # checked when they were read
+        self.default_sampling = SamplingParams(**defaults)
         self._reply_tokens = int(defaults.get("max_tokens", self.max_model_length))
         self._rehearsals = Rehearsals(tokenizer)
         self._ids = itertools.count()

@@ -190,11 +190,76 @@ def test_a_sentencepiece_vocabulary_equals_transformers() -> None:
         ("tekken", "HelloWorld don't 12", ["Hello", "World", " don", "'t", " ", "1", "2"]),
         ("deepseek-v3", "1234漢字ab $x", ["123", "4", "漢字", "ab", " $", "x"]),
         ("smollm", "ab 12", ["ab", " ", "1", "2"]),
+        # The rest as llama.cpp's expressions say.
+        ("default", "a+b 1234's", ["a", "+", "b", " ", "123", "4", "'", "s"]),
+        ("phi-2", "don't 12345\n\nx", ["don", "'t", " 12345", "\n", "\n", "x"]),
+        ("command-r", "ab 12", ["ab", " ", "1", "2"]),
+        ("falcon3", "1234I'LL", ["123", "4", "I", "'LL"]),
+        ("glm4", "x 1234", ["x", " ", "123", "4"]),
+        ("minicpm5", "x 12345", ["x", " ", "123", "45"]),
+        ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+        ("qwen35", "नमस्ते 12", ["नमस्ते", " ", "1", "2"]),
+        ("stablelm2", "नमस्ते", ["नमस", "्त", "े"]),
+        ("ufakzeka", "I'll 'less", ["I", "'ll", " '", "less"]),
+        ("laguna", "a.\r\nb", ["a", ".\r", "\n", "b"]),
+        ("bailingmoe", "\n\na's", ["\n\n", "a", "'s"]),
+        ("seed-coder", "a.\n\nb", ["a", ".", "\n\n", "b"]),
+        ("exaone-moe", "He said नमस्ते//", ["He said नमस्ते", "//"]),
+        ("llama4", "HelloWorld 1234", ["Hello", "World", " ", "123", "4"]),
+        ("tiny_aya", "x 1234567", ["x", " ", "1", "234", "567"]),
+        ("youtu", "ab한국어12", ["ab", "한국어", "1", "2"]),
+        ("hunyuan-dense", "1234漢字", ["123", "4", "漢字"]),
+        ("spark2_5", "12\n\n漢字a", ["1", "2", "\n", "\n", "漢字", "a"]),
+        ("deepseek-coder", "ab\n\n 12漢字가, b", ["ab", "\n", "\n", " ", "1", "2", "漢字가", ",", " b"]),
+        ("falcon", "a`b 1234", ["a", "`", "b", " ", "123", "4"]),
+        ("bloom", "Hi, there 12.", ["Hi", ",", " there", " 12", "."]),
+        ("viking", "Hi, there 12.", ["Hi", ",", " there", " ", "1", "2", "."]),
     ],
 )
 def test_the_pre_tokenizer_follows_from_its_name(pre: str, text: str, pieces: list[str]) -> None:
     spans = [span for _, span in PRE_TOKENIZERS[pre].make().pre_tokenize_str(text)]
     assert [text[start:end] for start, end in spans] == pieces
+
+
+# Names in llama.cpp's loader, commit 00ad355e. Those below are not byte-level, or not split by plain expressions.
+LLAMA_CPP_NAMES = """
+    default minicpm5 llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano deepseek-coder
+    deepseek-v3 spark2_5 youtu falcon mpt starcoder gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0
+    mellum modern-bert jais-2 refact command-r qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 olmo dbrx smaug-bpe
+    poro-chat glm4 chatglm-bpe viking jais tekken smollm codeshell bloom gpt3-finnish exaone exaone4 exaone-moe
+    minerva-7b megrez gpt-4o llama4 kanana2 talkie granite-embed-multi-97m tiny_aya cohere2moe trillion granite-docling
+    bailingmoe bailingmoe2 llada-moe seed-coder hunyuan hunyuan-dense hy_v4 joyai-llm ufakzeka grok-2 laguna minimax-m2
+    solar-open mellum2
+"""
+REJECTED_NAMES = """
+    deepseek-llm gemma4 granite-embed-multi-311m sarvam-moe jina-v1-en jina-v2-code roberta-bpe whitespace chameleon
+    superbpe kimi-k2 afmoe of-next-year
+"""
+
+
+def test_every_pre_tokenizer_of_llama_cpp_is_known_or_rejected_by_name(smollm2_metadata: Mapping[str, Any]) -> None:
+    assert sorted(PRE_TOKENIZERS) == sorted(LLAMA_CPP_NAMES.split())
+    for name in LLAMA_CPP_NAMES.split():
+        adds_bos = PRE_TOKENIZERS[name].adds_bos
+        assert adds_bos == (PRE_TOKENIZERS[name] in (PRE_TOKENIZERS["llama3"], PRE_TOKENIZERS["tekken"]))
+        metadata = {**smollm2_metadata, "tokenizer.ggml.pre": name, "tokenizer.ggml.add_bos_token": False}
+        assert Tokenizer.load(metadata).encode("Hi", add_special_tokens=True)
+    for name in REJECTED_NAMES.split():
+        with pytest.raises(ConfigError, match=f"tokenizer.ggml.pre '{name}': not supported"):
+            Tokenizer.load({**smollm2_metadata, "tokenizer.ggml.pre": name})
+
+
+@pytest.mark.parametrize("given", [{}, {"tokenizer.ggml.pre": ""}])
+def test_a_file_without_a_pre_tokenizer_is_read_as_by_llama_cpp_with_a_warning(
+    smollm2_metadata: Mapping[str, Any], given: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = {key: value for key, value in smollm2_metadata.items() if key != "tokenizer.ggml.pre"}
+    tokenizer = Tokenizer.load({**metadata, **given})
+    assert "tokenizer.ggml.pre is missing" in caplog.text
+    named = Tokenizer.load({**metadata, "tokenizer.ggml.pre": "default"})
+    assert tokenizer.encode("a+b 1234's", add_special_tokens=False) == named.encode(
+        "a+b 1234's", add_special_tokens=False
+    )
 
 
 def gemma_like_metadata() -> dict[str, Any]:

@@ -131,17 +131,19 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
             reasoning=reasoning,
         )
 
-    def sampling(
-        self, max_tokens: int, defaults: Mapping[str, float | int] | None = None, **others: Any
-    ) -> SamplingParams:
+    def sampling(self, max_tokens: int, defaults: Mapping[str, Any] | None = None, **others: Any) -> SamplingParams:
         """Return the engine's sampling parameters; null fields get the model's `defaults` or else OpenAI's.
+
+        Tokens that the model's defaults ban stay banned.
 
         Raises:
             RequestError: if a value is out of range.
         """
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS} | others
         given = {name: value for name, value in values.items() if value is not None}
-        return SamplingParams(**{**(defaults or {}), **given, "max_tokens": max_tokens})
+        defaults = defaults or {}
+        banned = (*defaults.get("bad_words", ()), *given.get("bad_words", ()))
+        return SamplingParams(**{**defaults, **given, "bad_words": banned, "max_tokens": max_tokens})
 
     def prompt_request(
         self, token_ids: list[int], model: ServedModel, default_tokens: float | None = None, **sampling: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from fastapi import Response
@@ -226,7 +226,7 @@ class ModelCard(Struct, frozen=True):
     created: int
     root: str
     max_model_len: int
-    default_sampling_params: dict[str, float]
+    default_sampling_params: dict[str, Any]
     parent: None = None
     owned_by: str = "fastgen"
     object: Literal["model"] = "model"

@@ -6,6 +6,7 @@ its name in `tokenizer.ggml.pre`; see `pre_tokenizers`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from fastgen.text.tokenizer_formats import huggingface
 from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary, TokenType, check_length, flag, values
 from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors
 from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
+
+log = logging.getLogger("fastgen.text")
 
 # Types of tokens whose text in the file is the text that they stand for.
 _LITERAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
@@ -96,12 +99,12 @@ def _bpe(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]], **options: A
 
 
 def _byte_level(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
-    pre = metadata.get("tokenizer.ggml.pre")
+    pre = metadata.get("tokenizer.ggml.pre") or "default"
     pre_tokenizer = PRE_TOKENIZERS.get(str(pre))
     if pre_tokenizer is None:
-        raise ConfigError(
-            f"tokenizer.ggml.pre {pre!r}: not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
-        )
+        raise ConfigError(f"tokenizer.ggml.pre {pre!r}: not supported; serve the model from its Hugging Face folder")
+    if not metadata.get("tokenizer.ggml.pre"):
+        log.warning("tokenizer.ggml.pre is missing: texts are split as by llama.cpp's default; convert the model again")
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in values(metadata, "merges", str))]
     backend = _bpe(vocabulary, merges, ignore_merges=pre_tokenizer.ignore_merges)
     backend.pre_tokenizer = pre_tokenizer.make()

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import transformers
 
 from engine.server.openai.test_special_token_markers import write_model
 from engine.server.scripted_prompts import messages_for
 from engine.server.serving import serving
 from fastgen.config import ConfigError
 from fastgen.core.request import SamplingParams
-from fastgen.model.generation_defaults import generation_defaults
+from fastgen.model.generation_defaults import BANNED, IGNORED, NUMBERS, WITHOUT_EFFECT, generation_defaults
 from fastgen.server.openai import completions
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
 from fastgen.server.serving.grammars import GrammarChecker
@@ -90,3 +91,68 @@ async def test_completions_use_the_defaults() -> None:
     body = CompletionRequest.model_validate({"prompt": [1, 2], "top_p": 0.5})
     (request,) = await completions._engine_requests(body, cast(ServedModel, model))
     assert request.sampling == SamplingParams(temperature=0.6, top_p=0.5, max_tokens=16)
+
+
+def test_every_key_of_transformers_is_read_or_named_or_has_no_effect() -> None:
+    known = set(transformers.GenerationConfig().to_dict())
+    without_effect = [key for keys in WITHOUT_EFFECT.values() for key in keys]
+    listed = [*NUMBERS, *BANNED, *IGNORED, *without_effect]
+    assert len(set(listed)) == len(listed)
+    assert known <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        *(({key: 7}, key) for key in IGNORED),
+        *(({key: value}, None) for key, values in IGNORED.items() for value in (*values, None)),
+        *(({key: 7}, None) for keys in WITHOUT_EFFECT.values() for key in keys),
+        ({"of_next_year": 1}, "of_next_year"),
+        ({"of_next_year": None}, None),
+    ],
+)
+def test_a_key_that_changes_tokens_and_is_not_applied_is_named(
+    described: Callable[[object], Path], caplog: pytest.LogCaptureFixture, given: dict[str, Any], warned: str | None
+) -> None:
+    assert generation_defaults("auto", described(given)) == {}
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == (
+        [] if warned is None else [f"generation_config.json: {warned}"]
+    )
+
+
+def test_config_json_has_the_defaults_of_a_folder_without_a_generation_config(
+    described: Callable[[object], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = described({"temperature": 0.5})
+    (folder / "config.json").write_text(
+        json.dumps({"temperature": 0.7, "top_k": 5, "no_repeat_ngram_size": 2, "hidden_size": 8, "vocab_size": 9})
+    )
+    assert generation_defaults("auto", folder) == {"temperature": 0.5}
+    assert not caplog.records
+    (folder / "generation_config.json").unlink()
+    assert generation_defaults("auto", folder) == {"temperature": 0.7, "top_k": 5}
+    assert [record.getMessage().split(":")[:2] for record in caplog.records] == [
+        ["config.json", " no_repeat_ngram_size is 2"]
+    ]
+
+
+def test_suppressed_tokens_and_bad_words_of_the_model_are_never_generated(described: Callable[[object], Path]) -> None:
+    folder = described({"suppress_tokens": [3, 8], "bad_words_ids": [[1, 2]]})
+    (folder / "config.json").write_text('{"vocab_size": 9}')
+    defaults = generation_defaults("auto", folder)
+    assert defaults == {"bad_words": ((1, 2), (3,), (8,))}
+    body = CompletionRequest.model_validate({"prompt": "a"})
+    assert body.sampling(5, defaults, bad_words=((7,),)).bad_words == ((1, 2), (3,), (8,), (7,)), "a request adds words"
+
+
+@pytest.mark.parametrize(
+    "given", [{"suppress_tokens": [9]}, {"suppress_tokens": [-1]}, {"suppress_tokens": 3}, {"bad_words_ids": [[]]},
+              {"bad_words_ids": [3]}, {"bad_words_ids": [["a"]]}]
+)  # fmt: skip
+def test_banned_tokens_that_the_vocabulary_lacks_are_rejected(
+    described: Callable[[object], Path], given: dict[str, Any]
+) -> None:
+    folder = described(given)
+    (folder / "config.json").write_text('{"vocab_size": 9}')
+    with pytest.raises(ConfigError, match=r"suppress_tokens|bad_words_ids"):
+        generation_defaults("auto", folder)

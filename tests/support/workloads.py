@@ -11,7 +11,7 @@ from typing import Any
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine
-from fastgen.engine.messages import StepReport
+from fastgen.link.messages import StepReport
 
 
 def random_requests(

@@ -8,7 +8,7 @@ import sys
 from fastgen import logs
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config, given
 from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, ServerConfig
-from fastgen.engine.launch import Launch
+from fastgen.link.launch import Launch
 
 
 def add(commands: Subcommands) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     launch = Launch(server_config.log_format, server_config.api_processes)
     try:
         # Imported after the launch, while the engine process already imports torch.
-        from fastgen.engine.client import EngineError
+        from fastgen.link.client import EngineError
         from fastgen.server.main import run as serve
 
         try:

@@ -1,1 +1,1 @@
-"""The engine and its process: step loop, messages, calibration, and the server's client."""
+"""The engine and its process: step loop and calibration."""

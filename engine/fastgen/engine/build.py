@@ -10,8 +10,8 @@ from fastgen.config import EngineConfig
 from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate
 from fastgen.engine.core import Engine
-from fastgen.engine.messages import EngineInfo
 from fastgen.kernels.cpu import environment
+from fastgen.link.messages import EngineInfo
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
 from fastgen.text.constraints import GrammarFactory

@@ -1,6 +1,6 @@
 """The engine process: loads the model, then runs the step loop and exchanges messages with the API processes.
 
-`fastgen.engine.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
+`fastgen.link.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
 as JSON on standard input. It is a separate process so that HTTP work never delays a step.
 """
 
@@ -21,9 +21,9 @@ import msgspec
 from fastgen import exit_codes, logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
-from fastgen.engine.clients import Channel
-from fastgen.engine.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
+from fastgen.engine.channel import Channel
 from fastgen.kernels.cpu import environment
+from fastgen.link.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
 from fastgen.runner.device_errors import first_line, is_device_failure, is_out_of_memory
 
 log = logging.getLogger("fastgen.engine.process")

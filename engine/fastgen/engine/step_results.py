@@ -9,7 +9,7 @@ import numpy as np
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import StepPlan
-from fastgen.engine.messages import TokenOutput
+from fastgen.link.messages import TokenOutput
 
 
 def token_output(

@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_settings
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.engine.build import build_engine
-from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
 from fastgen.text.output import TextRules
 from fastgen.text.rehearsals import Rehearsals
+from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastgen.config import EngineConfig, ServerConfig
-from fastgen.engine.client import EngineClient
-from fastgen.engine.launch import EngineProcess
-from fastgen.engine.messages import StepReport
-from fastgen.engine.shared_counts import SharedCounts
+from fastgen.link.client import EngineClient
+from fastgen.link.launch import EngineProcess
+from fastgen.link.messages import StepReport
+from fastgen.link.shared_counts import SharedCounts
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.host_check import is_loopback

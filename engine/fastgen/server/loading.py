@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fastgen import exit_codes
 from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
-from fastgen.engine.client import EngineClient, EngineStartError
+from fastgen.link.client import EngineClient, EngineStartError
 from fastgen.model.generation_defaults import GenerationDefaults, generation_defaults
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource

@@ -11,9 +11,9 @@ import uvloop
 
 from fastgen import exit_codes
 from fastgen.config import ConfigError, EngineConfig, ServerConfig
-from fastgen.engine.client import EngineError
-from fastgen.engine.launch import EngineProcess, Launch
-from fastgen.engine.shared_counts import SharedCounts
+from fastgen.link.client import EngineError
+from fastgen.link.launch import EngineProcess, Launch
+from fastgen.link.shared_counts import SharedCounts
 from fastgen.server.api_process import APIProcess, Role
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.listening import allow_many_connections, listen

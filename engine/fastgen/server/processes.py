@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 
 from fastgen import exit_codes
-from fastgen.engine.client import EngineError
+from fastgen.link.client import EngineError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

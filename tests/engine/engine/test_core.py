@@ -13,7 +13,7 @@ from fastgen.core.request import FinishReason, Grammar, Request, RequestError, S
 from fastgen.core.stats import StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine
-from fastgen.engine.messages import TokenOutput
+from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput
 from support.given_grammars import Given
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo_prompt_logprobs

@@ -9,7 +9,7 @@ import pytest
 from engine.engine.test_out_of_memory import ShortOfMemory
 from fastgen.core.request import FinishReason, Pooling, Request, SamplingParams
 from fastgen.engine.core import Engine
-from fastgen.engine.messages import TokenOutput
+from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, make_engine, solo, solo_pooled
 

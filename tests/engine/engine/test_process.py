@@ -10,9 +10,9 @@ import pytest
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request
 from fastgen.engine import build
-from fastgen.engine.clients import Channel, Clients
-from fastgen.engine.messages import Add, Command, Event, Gone, Ready, Shutdown, StepReport
+from fastgen.engine.channel import Channel, Recipients
 from fastgen.engine.process import serve
+from fastgen.link.messages import Add, Command, Event, Gone, Ready, Shutdown, StepReport
 from support.demo_weights import demo_model
 
 
@@ -46,7 +46,7 @@ class NotedChannel:
 
     def __init__(self, notes: list[str], commands: list[list[tuple[int, Command]]]) -> None:
         self._notes, self._commands = notes, commands
-        self.clients = Clients(2)
+        self.clients = Recipients(2)
 
     def send(self, event: Event) -> None:
         if isinstance(event, Ready):

@@ -21,13 +21,13 @@ from fastgen import LLM, SamplingParams
 from fastgen.commands import main
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar, RequestError
-from fastgen.engine.request_output import RequestOutput
 from fastgen.mii.pipeline import Pipeline, pipeline
 from fastgen.model import native
 from fastgen.model import source as model_source
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.source import ModelSource
+from fastgen.text.request_output import RequestOutput
 from support.demo_weights import demo_model
 
 pytestmark = pytest.mark.slow

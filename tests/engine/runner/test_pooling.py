@@ -16,7 +16,7 @@ from engine.runner.test_gpu_path import BLOCK_SIZE, cpu_runner, gpu_runner
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Pooling, Request, RequestError, SamplingParams
 from fastgen.engine.core import Engine
-from fastgen.engine.messages import TokenOutput
+from fastgen.link.messages import TokenOutput
 from fastgen.runner.interface import Runner
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import TINY, VOCABULARY, saved

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fastgen.commands.main
-import fastgen.engine.launch
+import fastgen.link.launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from engine.server import loop_probe
 
         loop_probe.install(Path(os.environ["LOOP_PROBE"]))
-    fastgen.engine.launch.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
+    fastgen.link.launch.WORKER = (sys.executable, str(Path(__file__).with_name("scripted_engine.py")))
     return fastgen.commands.main.main(arguments)
 
 

@@ -12,8 +12,8 @@ import pytest
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.engine.in_flight import InFlight, Rate
-from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.link.in_flight import InFlight, Rate
+from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.serving.admission import retry_after
 
 PLACES, QUEUE = 2, 3

@@ -20,10 +20,10 @@ from engine.server.test_admission import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
-from fastgen.engine.clients import Clients
-from fastgen.engine.in_flight import InFlight
-from fastgen.engine.messages import StepReport, TokenOutput
-from fastgen.engine.shared_counts import SharedCounts
+from fastgen.engine.channel import Recipients
+from fastgen.link.in_flight import InFlight
+from fastgen.link.messages import StepReport, TokenOutput
+from fastgen.link.shared_counts import SharedCounts
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 
 NUM = 2
@@ -291,7 +291,7 @@ def report(*request_ids: str, finished: bool = False, num_finished: int = 0) -> 
 
 
 def test_each_client_gets_its_own_outputs_and_a_trace_if_it_watches() -> None:
-    clients = Clients(3)
+    clients = Recipients(3)
     clients.open("a", 0)
     clients.open("b", 1)
     clients.open("c", 1)
@@ -310,7 +310,7 @@ def test_each_client_gets_its_own_outputs_and_a_trace_if_it_watches() -> None:
 
 
 def test_the_only_client_gets_every_report_as_it_is() -> None:
-    clients = Clients(1)
+    clients = Recipients(1)
     clients.open("a", 0)
     whole = report("a", "b")
     assert [(client, part is whole) for client, part in clients.split(whole)] == [(0, True)]

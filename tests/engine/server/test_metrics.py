@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.server.serving import Serving, wait_until
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics import Metrics
 
 # The contract with the operator, the dashboards and gateways: type, and labels besides model_name.

@@ -12,8 +12,8 @@ import pytest
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.engine.in_flight import InFlight, Receiver
-from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.link.in_flight import InFlight, Receiver
+from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.serving import request_handler

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastgen import logs
-from fastgen.engine.request_output import Usage
+from fastgen.text.request_output import Usage
 
 HEADER = "X-Request-Id"
 # Visible ASCII, because it goes into log lines and response headers unescaped.

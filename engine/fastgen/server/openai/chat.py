@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
 from fastgen.core.request import Request as EngineRequest
-from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
@@ -38,6 +37,7 @@ from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start
+from fastgen.text.request_output import OutputDelta, RequestOutput
 
 router = APIRouter(route_class=JSONRoute)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse
@@ -24,6 +23,7 @@ from fastgen.server.openai.responses import (
 )
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.text.reasoning import ReasoningParser
+from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.tools.events import CallArguments, Collected, Content, ToolEvent
 
 _TOOL_CALLS = "tool_calls"

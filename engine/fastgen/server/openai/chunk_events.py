@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event
 from fastgen.server.openai.protocol import GenerationRequest
 from fastgen.server.openai.responses import ChatChunk, Completion, CompletionUsage
 from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.text.request_output import OutputDelta
 
 B = TypeVar("B", bound=GenerationRequest)
 

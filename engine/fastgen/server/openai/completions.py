@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
 from fastgen.core.request import Request as EngineRequest
-from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
@@ -27,6 +26,7 @@ from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
+from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 
 router = APIRouter(route_class=JSONRoute)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.request import Grammar
-from fastgen.engine.request_output import RequestOutput
 from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.messages import text_of
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.reasoning import ReasoningFormat, ReasoningParser, Start, after_reasoning
+from fastgen.text.request_output import RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 
 # Variables that turn reasoning on and off: Qwen3's and DeepSeek-V3.1's.

@@ -9,7 +9,7 @@ from fastapi import Response
 from msgspec import UNSET, Struct, UnsetType
 
 from fastgen.core.request import FinishReason
-from fastgen.engine.request_output import Usage
+from fastgen.text.request_output import Usage
 from fastgen.version import VERSION
 
 FINGERPRINT = f"fastgen-{VERSION}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fastgen.engine.in_flight import InFlight
+from fastgen.link.in_flight import InFlight
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
 

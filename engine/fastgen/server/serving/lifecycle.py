@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from fastgen.engine.client import EngineClient
-from fastgen.engine.shared_counts import Count, Counts
+from fastgen.link.client import EngineClient
+from fastgen.link.shared_counts import Count, Counts
 from fastgen.model.generation_defaults import GenerationDefaults
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from fastgen.core.request import FinishReason
 from fastgen.core.step_output import EagerReason
-from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics_exchange import Family, Sum
 from fastgen.server.serving.plain_metrics import PlainCounter, PlainHistogram
 from fastgen.server.serving.vllm_metrics import WithVLLMNames

@@ -12,14 +12,14 @@ import msgspec
 
 from fastgen import logs
 from fastgen.core.request import FinishReason, Request
-from fastgen.engine.client import EngineDeadError
-from fastgen.engine.messages import TokenOutput
-from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
+from fastgen.link.client import EngineDeadError
+from fastgen.link.messages import TokenOutput
 from fastgen.server.http.errors import APIError, engine_died, out_of_memory
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.text.output import TextRules
+from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
 log = logging.getLogger("fastgen.server")
 
@@ -258,7 +258,7 @@ class RequestHandler:
 
 
 class _Generation:
-    """Receives the outputs of one generation: a `fastgen.engine.in_flight.Receiver`.
+    """Receives the outputs of one generation: a `fastgen.link.in_flight.Receiver`.
 
     Attributes:
         index: its place in the request.

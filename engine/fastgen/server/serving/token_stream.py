@@ -9,10 +9,10 @@ import asyncio
 import contextvars
 from typing import Protocol
 
-from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import EventStream
 from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.text.request_output import OutputDelta
 
 
 class StreamEvents(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import msgspec
 
 from fastgen.core.stats import SchedulerStats, StepTrace
-from fastgen.engine.messages import StepReport
+from fastgen.link.messages import StepReport
 from fastgen.server.http.errors import APIError
 
 # Steps that are kept for a slow watcher. Older ones are dropped.

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from engine.server.serving import Serving
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.engine.messages import TokenOutput
-from fastgen.engine.request_output import RequestOutput
+from fastgen.link.messages import TokenOutput
 from fastgen.server.openai import echo
 from fastgen.server.openai.completions import _ChoiceWriter
 from fastgen.server.openai.protocol import CompletionRequest
+from fastgen.text.request_output import RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 
 LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

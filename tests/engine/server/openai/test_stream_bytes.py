@@ -23,8 +23,8 @@ from fastgen.config import ServerConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.engine.in_flight import InFlight, Receiver
-from fastgen.engine.messages import StepReport, TokenOutput
+from fastgen.link.in_flight import InFlight, Receiver
+from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen.core.request import FinishReason
-from fastgen.engine.request_output import OutputDelta
 from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.reasoning import ReasoningUse
 from fastgen.server.openai.response_api.output import Output
 from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.request_output import OutputDelta
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
-from fastgen.engine.messages import StepReport
+from fastgen.link.messages import StepReport
 from fastgen.server.http.errors import APIError
 from fastgen.server.ui import step_feed
 from fastgen.server.ui.step_feed import StepFeed, Update

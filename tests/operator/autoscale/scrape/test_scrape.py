@@ -15,7 +15,7 @@ import pytest
 
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.http.server import KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler

@@ -9,12 +9,12 @@ import msgspec
 from pydantic import Field
 
 from fastgen.core.request import Pooling, Request, SamplingParams
-from fastgen.engine.request_output import Usage
 from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
 from fastgen.server.openai.fields.unsupported import ignored, refused
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.text.request_output import Usage
 
 NO_SAMPLING = SamplingParams(temperature=0, max_tokens=1)
 

@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi import Response as HTTPResponse
 
-from fastgen.engine.request_output import OutputDelta
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
@@ -22,6 +21,7 @@ from fastgen.server.openai.responses import json_response
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
+from fastgen.text.request_output import OutputDelta
 
 router = APIRouter(route_class=JSONRoute)
 

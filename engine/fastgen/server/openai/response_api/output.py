@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from fastgen.engine.request_output import OutputDelta, RequestOutput
 from fastgen.server.openai.chat_choices import ChatChunkWriter
 from fastgen.server.openai.response_api.objects import (
     FunctionCallItem,
@@ -21,6 +20,7 @@ from fastgen.server.openai.response_api.objects import (
     new_id,
 )
 from fastgen.server.openai.responses import Delta, ToolCallDelta
+from fastgen.text.request_output import OutputDelta, RequestOutput
 
 # Events of the text of an item, by the item's type.
 _TEXT_EVENTS = {

@@ -9,7 +9,7 @@ import msgspec
 
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.engine.messages import TokenOutput
+from fastgen.link.messages import TokenOutput
 from fastgen.text.output import OutputText, TextRules
 from fastgen.text.tokenizer import Tokenizer
 

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from fastgen.engine.messages import StepReport, TokenOutput
-from fastgen.engine.shared_counts import Count, Counts
+from fastgen.link.messages import StepReport, TokenOutput
+from fastgen.link.shared_counts import Count, Counts
 
 # Time constant of the rate of finished requests: long enough for slow generations, short enough to follow the load.
 _RATE_SECONDS = 30.0
 
-log = logging.getLogger("fastgen.engine.client")
+log = logging.getLogger("fastgen.link")
 
 
 class Receiver(Protocol):

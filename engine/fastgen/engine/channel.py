@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import zmq
 
-from fastgen.engine.messages import Command, Failed, Loading, Ready, StepReport, TokenOutput
+from fastgen.link.messages import Command, Failed, Loading, Ready, StepReport, TokenOutput
 
 # Unread reports per client before sending blocks. A server that leaves so many unread has stopped reading.
 _SEND_QUEUE = 10_000
 
 
-class Clients:
+class Recipients:
     """Tracks each client's requests, and splits reports among the clients, which are numbered from 0.
 
     Attributes:
@@ -82,7 +82,7 @@ class Channel:
             self._poller.register(socket, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-        self.clients = Clients(len(self._sockets))
+        self.clients = Recipients(len(self._sockets))
 
     def send(self, event: Loading | Ready | Failed) -> None:
         """Send one event to all clients."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastgen.core.stats import SchedulerStats, StepStats
-from fastgen.engine.messages import EngineInfo, StepReport
-from fastgen.engine.watchdog import Watchdog
+from fastgen.link.messages import EngineInfo, StepReport
+from fastgen.link.watchdog import Watchdog
 
 INFO = EngineInfo(
     architecture="a", device="cuda", dtype="bfloat16", vocabulary_size=10, hidden_size=8, num_parameters=1,

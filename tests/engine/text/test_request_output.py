@@ -5,9 +5,9 @@ from __future__ import annotations
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.engine.messages import TokenOutput
-from fastgen.engine.request_output import OutputDelta, RequestOutput, Usage
+from fastgen.link.messages import TokenOutput
 from fastgen.text.output import TextRules
+from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
 TOKENIZER = byte_tokenizer(None)
 

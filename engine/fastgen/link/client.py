@@ -1,7 +1,7 @@
 """Client of the engine process: sends it requests, receives its reports, and detects its end.
 
-The two processes share only a ZeroMQ PAIR socket in a private directory; `fastgen.engine.messages` defines the
-messages. This module must not import torch.
+The two processes share only a ZeroMQ PAIR socket in a private directory; `fastgen.link.messages` defines the
+messages.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import zmq
 from fastgen import exit_codes
 from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
-from fastgen.engine.in_flight import InFlight, Receiver
-from fastgen.engine.launch import EngineProcess
-from fastgen.engine.messages import (
+from fastgen.link.in_flight import InFlight, Receiver
+from fastgen.link.launch import EngineProcess
+from fastgen.link.messages import (
     Add,
     Cancel,
     Command,
@@ -36,8 +36,8 @@ from fastgen.engine.messages import (
     TokenOutput,
     Watch,
 )
-from fastgen.engine.shared_counts import Count, Counts
-from fastgen.engine.watchdog import Watchdog
+from fastgen.link.shared_counts import Count, Counts
+from fastgen.link.watchdog import Watchdog
 
 # After the process exited, its socket is drained until no message has arrived for this long.
 _DRAIN_SECONDS = 0.05

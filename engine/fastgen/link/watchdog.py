@@ -5,7 +5,7 @@ It runs in the server, not in the engine. The engine's step model and a setting 
 
 from __future__ import annotations
 
-from fastgen.engine.messages import EngineInfo, StepReport
+from fastgen.link.messages import EngineInfo, StepReport
 
 # A step may take this many times what the model predicts for the largest step.
 _FACTOR = 20.0

@@ -14,6 +14,7 @@ PYTHON312 ?= python3.12
 GPU_PACKAGES := torch==2.11.0 triton==3.6.0 transformers==5.17.0
 UPGRADE ?= --upgrade
 MINUTES ?= 60
+FUZZ ?= tests/engine/model/test_damaged_files.py
 UV := .venv/tools/bin/uv
 LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
 COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
@@ -101,7 +102,7 @@ operator: environment ## run the operator on this machine against the current ku
 	@echo "Apply crds/ first. Scale down an operator that already runs in the cluster: two would both write."
 	$(BIN)/python -m fastgen_operator.main --engine-image $(ENGINE_IMAGE) --no-leader-elect --verbose $(ARGUMENTS)
 
-fuzz: environment ## run the properties of FUZZ (files or tests) with other examples for MINUTES, 60 if not set
+fuzz: environment ## run the properties of FUZZ, by default damaged model files, with other examples for MINUTES (60)
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); round=0; while [ $$(date +%s) -lt $$end ]; do round=$$(( round + 1 )); \
 		$(BIN)/python -m pytest -q -m "not slow" --hypothesis-profile=fuzz --hypothesis-seed=$$(date +%s) --timeout 0 \
 			$(FUZZ) || exit 1; \

@@ -56,7 +56,7 @@ def test_the_node_of_kind_advertises_gpus(programs: Path) -> None:
     kind.up(programs / "kind", programs / "kubectl", programs / "kubeconfig", lambda _: None)
     (patch,) = [call for call in calls(programs) if call.startswith("kubectl")]
     assert " patch node fastgen-control-plane --subresource=status --type=merge " in patch
-    assert json.loads(patch.partition("--patch=")[2]) == {"status": {"capacity": {"nvidia.com/gpu": "8"}}}
+    assert json.loads(patch.partition("--patch=")[2]) == {"status": {"capacity": {"nvidia.com/gpu": "1"}}}
 
 
 def test_images_are_loaded_into_the_cluster_and_it_is_deleted(programs: Path) -> None:

@@ -10,13 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastgen.config import ConfigError, EngineConfig
-from fastgen.kv_cache.sizing import KVShape, gpu_cache_memory, plan_kv_blocks, working_memory_bytes
+from fastgen.kv_cache.sizing import (
+    KVShape,
+    gpu_cache_memory,
+    plan_kv_blocks,
+    resolve_max_model_length,
+    working_memory_bytes,
+)
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 
 GIB = 1 << 30
-# Memory of a GPU as CUDA reports it, rounded down.
-GPUS = {"L4, A10": 22, "A100-40GB": 39, "L40S": 44, "A100-80GB, H100": 79, "H200": 139}
+# GiB of a GPU as CUDA reports them, rounded down: L4 and A10; A100-40GB; L40S; A100-80GB and H100; H200.
+GPUS = (22, 39, 44, 79, 139)
 # Both processes of an engine beyond weights, cache and working memory: 477 MiB, measured (docs/benchmarks/engine.md).
 _PROCESSES = GIB // 2
 _CPU_TOKENS = 32768
@@ -107,9 +113,11 @@ def gpu_tokens(model: ModelArchitecture, gpu_gib: int) -> int:
     step = working_memory_bytes(config, model, kv)
     memory = gpu_cache_memory(config, total_bytes=gpu_gib * GIB, free_bytes=free, step_bytes=step)
     try:
-        return plan_kv_blocks(config, model, kv, memory) * config.block_size
+        blocks = plan_kv_blocks(config, model, kv, memory)
+        resolve_max_model_length(config, model, kv, blocks)
     except ConfigError:
         return 0
+    return blocks * config.block_size
 
 
 def container_bytes(model: ModelArchitecture, dtype: str) -> int:
@@ -122,29 +130,28 @@ def container_bytes(model: ModelArchitecture, dtype: str) -> int:
 
 
 def gpu_table() -> str:
-    """Return a Markdown table: models, their memory in bfloat16, and the KV cache that each GPU has left."""
-    names = " | ".join(f"{name} ({gib} GiB)" for name, gib in GPUS.items())
+    """Return a Markdown table: weights in bfloat16, and the tokens in the KV cache of each GPU."""
     lines = [
-        f"| model | weights, GiB | KV cache, KiB per token | {names} |",
-        "|---|---:|---:|" + "---:|" * len(GPUS),
+        f"| model | weights, GiB | {' | '.join(f'{gib} GiB' for gib in GPUS)} |",
+        "|---|---:|" + "---:|" * len(GPUS),
     ]
     for name, model in MODELS.items():
-        tokens = " | ".join(_thousands(gpu_tokens(model, gib)) for gib in GPUS.values())
-        weights, kib = 2 * model.num_parameters / GIB, kv_shape(model, 2).block_bytes(1) / 1024
-        lines.append(f"| {name} | {weights:.1f} | {kib:.0f} | {tokens} |")
+        tokens = " | ".join(_thousands(gpu_tokens(model, gib)) for gib in GPUS)
+        lines.append(f"| {name} | {2 * model.num_parameters / GIB:.1f} | {tokens} |")
     return "\n".join(lines)
 
 
 def cpu_table() -> str:
-    """Return a Markdown table: the memory of models on a CPU in both formats."""
+    """Return a Markdown table: the KV cache of a token in bfloat16, and the memory on a CPU in both formats."""
     lines = [
-        "| model | weights, GiB, bfloat16 | float32 | container, GiB, bfloat16 | float32 |",
-        "|---|---:|---:|---:|---:|",
+        "| model | KV cache, KiB per token | weights in bfloat16 | in float32 | container in bfloat16 | in float32 |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for name, model in MODELS.items():
+        kib = kv_shape(model, 2).block_bytes(1) / 1024
         weights = (size * model.num_parameters / GIB for size in (2, 4))
         containers = (container_bytes(model, dtype) / GIB for dtype in ("bfloat16", "float32"))
-        lines.append(f"| {name} | " + " | ".join(f"{gib:.1f}" for gib in (*weights, *containers)) + " |")
+        lines.append(f"| {name} | {kib:.0f} | " + " | ".join(f"{gib:.1f}" for gib in (*weights, *containers)) + " |")
     return "\n".join(lines)
 
 

@@ -39,8 +39,14 @@ def test_the_page_shows_what_is_computed() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_larger_gpu_holds_at_least_as_many_tokens(name: str) -> None:
-    tokens = [gpu_tokens(MODELS[name], gib) for gib in GPUS.values()]
+    tokens = [gpu_tokens(MODELS[name], gib) for gib in GPUS]
     assert tokens == sorted(tokens)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gpu_holds_the_longest_request_or_no_model(name: str) -> None:
+    tokens = [gpu_tokens(MODELS[name], gib) for gib in GPUS]
+    assert all(not each or each >= 8192 for each in tokens)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,14 +1,15 @@
-"""Facts read from one pod and its containers: readiness, node, container statuses. Pure."""
+"""A pod and its containers: the only place that reads fields of a pod's object. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Final, Literal
 
-from fastgen_operator.kinds import QUEUE_LABEL, Object
-from fastgen_operator.objects import condition_of, is_terminating, name_of
+from fastgen_operator.kinds import MODEL_ANNOTATION, QUEUE_LABEL, Object
+from fastgen_operator.objects import TEMPLATE_LABEL, annotations_of, condition_of, is_controlled_by, name_of
 
 # Time after the end of a pod's grace period in which its node reports its end.
 _OVERDUE: Final = timedelta(seconds=60)
@@ -36,9 +37,14 @@ class Container:
     grace: int = 30
 
     @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.status["name"])
+
+    @property
     def title(self) -> str:
         """The container as in a message."""
-        return "the engine" if self.role == "engine" else f"{self.role} {self.status['name']}"
+        return "the engine" if self.role == "engine" else f"{self.role} {self.name}"
 
     @property
     def running(self) -> dict[str, Any] | None:
@@ -62,6 +68,16 @@ class Container:
         return self.terminated or last
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it passes its readiness probe, or is an init container that has succeeded."""
+        return bool(self.status.get("ready"))
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it has passed its startup probe."""
+        return bool(self.status.get("started"))
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return int(self.status.get("restartCount", 0))
@@ -76,101 +92,218 @@ class Container:
         return state
 
 
-def containers_of(pod: Object) -> Iterator[Container]:
-    """Yield the reported containers, init containers first: while one fails, no later container has started."""
-    grace = int(pod.get("spec", {}).get("terminationGracePeriodSeconds", 30))
-    for kind in ("initContainer", "container"):
-        specs = {spec["name"]: spec for spec in pod.get("spec", {}).get(f"{kind}s", ())}
-        for status in pod.get("status", {}).get(f"{kind}Statuses", ()):
-            spec = specs.get(status["name"], {})
-            yield Container(_role(kind, status["name"], spec), spec, status, grace)
+_NOT_REPORTED: Final = Container("container", {}, {})
 
 
-def container_of(pod: Object, name: str) -> Container:
-    """Return the container of that name; without a status if the kubelet has not reported it."""
-    return next((each for each in containers_of(pod) if each.status["name"] == name), Container("container", {}, {}))
+@dataclass(frozen=True)
+class Pod:
+    """A pod. Each fact is read from its object once, when it is first needed.
+
+    Attributes:
+        obj: the object, as far as the informer cache keeps it.
+    """
+
+    obj: Object
+
+    @cached_property
+    def name(self) -> str:
+        """Its name."""
+        return name_of(self.obj)
+
+    @cached_property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return str(self._metadata["namespace"])
+
+    @cached_property
+    def uid(self) -> str:
+        """Its uid."""
+        return str(self._metadata["uid"])
+
+    @cached_property
+    def created(self) -> str:
+        """When it was created, in RFC 3339; empty if unknown."""
+        return str(self._metadata.get("creationTimestamp") or "")
+
+    @cached_property
+    def gone_by(self) -> str:
+        """End of the grace period, in RFC 3339; empty if the pod is not being deleted."""
+        return str(self._metadata.get("deletionTimestamp") or "")
+
+    @cached_property
+    def revision(self) -> str:
+        """Hash of its template; empty without one."""
+        return str(self._metadata.get("labels", {}).get(TEMPLATE_LABEL) or "")
+
+    @cached_property
+    def owners(self) -> frozenset[str]:
+        """The uids of its owners."""
+        return frozenset(str(each["uid"]) for each in self._metadata.get("ownerReferences", ()))
+
+    @cached_property
+    def annotations(self) -> dict[str, str]:
+        """Its annotations."""
+        return annotations_of(self.obj)
+
+    @cached_property
+    def model(self) -> str | None:
+        """The folder of the model that it serves from a volume, or None."""
+        return self.annotations.get(MODEL_ANNOTATION)
+
+    @cached_property
+    def node(self) -> str:
+        """The name of its node; empty if it is not bound."""
+        return str(self.obj.get("spec", {}).get("nodeName") or "")
+
+    @cached_property
+    def address(self) -> str | None:
+        """Its IP address, or None."""
+        address: str | None = self._status.get("podIP")
+        return address
+
+    @cached_property
+    def containers(self) -> tuple[Container, ...]:
+        """The reported containers, init containers first: while one fails, no later container has started."""
+        return tuple(self._containers())
+
+    @cached_property
+    def engine(self) -> Container:
+        """The engine's container; without a status if the kubelet has not reported it."""
+        return self.container(ENGINE_CONTAINER)
+
+    @cached_property
+    def is_ready(self) -> bool:
+        """Whether it passes its readiness probe."""
+        return self.condition("Ready").get("status") == "True"
+
+    @cached_property
+    def is_terminating(self) -> bool:
+        """Whether it is being deleted. It may hold its node's GPUs until it is gone."""
+        return bool(self.gone_by)
+
+    @cached_property
+    def has_ended(self) -> bool:
+        """Whether it never runs again: evicted, rejected by its node, or completed."""
+        return self.phase in ("Failed", "Succeeded")
+
+    @cached_property
+    def phase(self) -> str:
+        """Its phase; empty if unknown."""
+        return str(self._status.get("phase") or "")
+
+    @cached_property
+    def end(self) -> str:
+        """Why it has ended."""
+        reason, message = self._status.get("reason", "failed"), self._status.get("message", "no reason given")
+        return f"pod {self.name}: {reason}: {message}"
+
+    @cached_property
+    def is_scheduled(self) -> bool:
+        """Whether it is bound to a node."""
+        return bool(self.node) or self.condition("PodScheduled").get("status") == "True"
+
+    @cached_property
+    def is_silent(self) -> bool:
+        """Whether the node does not respond: the pod's last report was ready, the node controller disagrees."""
+        if self.condition("ContainersReady").get("status") != "True" or self.is_ready:
+            return False
+        return self.condition("Ready").get("reason") != "ReadinessGatesNotReady"
+
+    @cached_property
+    def is_starting(self) -> bool:
+        """Whether it is in its first start: no container has started, ended or restarted yet."""
+        if self.has_ended or self.pending is not None:
+            return False
+        running = (each for each in self.containers if each.role in ("engine", "container"))
+        return not any(each.has_started or each.restarts or each.terminated is not None for each in running)
+
+    @cached_property
+    def has_started(self) -> bool:
+        """Whether the engine runs and has passed its startup probe; it may serve even if it is not ready."""
+        return self.engine.has_started and self.engine.running is not None
+
+    @cached_property
+    def unschedulable(self) -> str | None:
+        """The scheduler's message if it found no node, else None."""
+        return self._unscheduled("Unschedulable")
+
+    @cached_property
+    def gate(self) -> str | None:
+        """Which scheduling gate holds it back, and the remedy; None if no scheduling gate does."""
+        if self._unscheduled("SchedulingGated") is None:
+            return None
+        gates = [str(gate["name"]) for gate in self.obj.get("spec", {}).get("schedulingGates", ())]
+        message = f"held by the scheduling gate {' and '.join(gates) or 'of another controller'}"
+        if any(gate.startswith(_KUEUE) for gate in gates):
+            return f"{message}: {queue_message(self.obj)}"
+        return f"{message}: see the controller that added it"
+
+    @property
+    def pending(self) -> str | None:
+        """Why it has no node and gets none for now (the scheduler's message, or its gates), else None."""
+        return self.unschedulable or self.gate
+
+    def container(self, name: str) -> Container:
+        """Return the container of that name; without a status if the kubelet has not reported it."""
+        return next((each for each in self.containers if each.name == name), _NOT_REPORTED)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """Return the condition of that type; empty if there is none."""
+        return condition_of(self._status, kind)
+
+    def is_controlled_by(self, owner: Object) -> bool:
+        """Return whether the pod's controller is this owner."""
+        return is_controlled_by(self.obj, owner)
+
+    def is_overdue(self, at: datetime) -> bool:
+        """Return whether the pod exists long after the end of its grace period: it has probably lost its node."""
+        return self.is_terminating and at - datetime.fromisoformat(self.gone_by) > _OVERDUE
+
+    def termination_message(self, at: datetime) -> str:
+        """Say what a terminating pod holds, and, if it is overdue, how to end it."""
+        place = f"pod {self.name} on node {self.node}"
+        if not self.is_overdue(at):
+            return f"{place} still holds its resources: it terminates by {self.gone_by}"
+        return (
+            f"{place} should have terminated by {self.gone_by}: if the node has failed, run kubectl taint node "
+            f"{self.node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
+        )
+
+    @property
+    def _metadata(self) -> dict[str, Any]:
+        metadata: dict[str, Any] = self.obj["metadata"]
+        return metadata
+
+    @property
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.obj.get("status", {})
+        return status
+
+    def _containers(self) -> Iterator[Container]:
+        pod = self.obj.get("spec", {})
+        grace = int(pod.get("terminationGracePeriodSeconds", 30))
+        for kind in ("initContainer", "container"):
+            specs = {spec["name"]: spec for spec in pod.get(f"{kind}s", ())}
+            for status in self._status.get(f"{kind}Statuses", ()):
+                spec = specs.get(status["name"], {})
+                yield Container(_role(kind, status["name"], spec), spec, status, grace)
+
+    def _unscheduled(self, reason: str) -> str | None:
+        """Return the message of the condition PodScheduled if it is False for that reason, else None."""
+        condition = self.condition("PodScheduled")
+        if condition.get("status") != "False" or condition.get("reason") != reason:
+            return None
+        return str(condition.get("message", ""))
 
 
-def _role(kind: str, name: str, spec: dict[str, Any]) -> Role:
-    if kind == "container":
-        return "engine" if name == ENGINE_CONTAINER else "container"
-    return "sidecar" if spec.get("restartPolicy") == "Always" else "init container"
-
-
-def is_ready(pod: Object) -> bool:
-    """Return whether the pod passes its readiness probe."""
-    return pod_condition(pod, "Ready").get("status") == "True"
-
-
-def is_starting(pod: Object) -> bool:
-    """Return whether the pod is in its first start: no container has started, ended or restarted yet."""
-    if has_ended(pod) or pending_message(pod) is not None:
-        return False
-    containers = pod.get("status", {}).get("containerStatuses", ())
-    return not any(
-        each.get("started") or each.get("restartCount") or "terminated" in each.get("state", {}) for each in containers
-    )
-
-
-def is_overdue(pod: Object, at: datetime) -> bool:
-    """Return whether the pod exists long after the end of its grace period: it has probably lost its node."""
-    if not is_terminating(pod):
-        return False
-    return at - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) > _OVERDUE
-
-
-def termination_message(pod: Object, at: datetime) -> str:
-    """Say what a terminating pod holds, and, if it is overdue, how to end it."""
-    due, place = pod["metadata"]["deletionTimestamp"], f"pod {name_of(pod)} on node {node_of(pod)}"
-    if not is_overdue(pod, at):
-        return f"{place} still holds its resources: it terminates by {due}"
-    return (
-        f"{place} should have terminated by {due}: if the node has failed, run kubectl taint node {node_of(pod)} "
-        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
-    )
-
-
-def is_silent(pod: Object) -> bool:
-    """Return whether the node does not respond: the pod's last report was ready, the node controller disagrees."""
-    if pod_condition(pod, "ContainersReady").get("status") != "True" or is_ready(pod):
-        return False
-    return pod_condition(pod, "Ready").get("reason") != "ReadinessGatesNotReady"
-
-
-def has_ended(pod: Object) -> bool:
-    """Return whether the pod never runs again: evicted, rejected by its node, or completed."""
-    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-
-
-def is_scheduled(pod: Object) -> bool:
-    """Return whether the pod is bound to a node."""
-    return bool(node_of(pod)) or pod_condition(pod, "PodScheduled").get("status") == "True"
-
-
-def node_of(pod: Object) -> str:
-    """Return the name of the pod's node; empty if it is not bound."""
-    return str(pod.get("spec", {}).get("nodeName") or "")
-
-
-def unschedulable_message(pod: Object) -> str | None:
-    """Return the scheduler's message if it found no node, else None."""
-    return _unscheduled(pod, "Unschedulable")
-
-
-def unschedulable_pods(pods: Iterable[Object]) -> tuple[Object, ...]:
+def unschedulable_pods(pods: Iterable[Pod]) -> tuple[Pod, ...]:
     """Return the pods for which the scheduler found no node, without those that are being deleted."""
-    return tuple(pod for pod in pods if unschedulable_message(pod) is not None and not is_terminating(pod))
+    return tuple(pod for pod in pods if pod.unschedulable is not None and not pod.is_terminating)
 
 
-def gate_message(pod: Object) -> str | None:
-    """Return which scheduling gate holds the pod back, and the remedy; None if no scheduling gate does."""
-    if _unscheduled(pod, "SchedulingGated") is None:
-        return None
-    gates = [str(gate["name"]) for gate in pod.get("spec", {}).get("schedulingGates", ())]
-    message = f"held by the scheduling gate {' and '.join(gates) or 'of another controller'}"
-    if any(gate.startswith(_KUEUE) for gate in gates):
-        return f"{message}: {queue_message(pod)}"
-    return f"{message}: see the controller that added it"
+def by_name(pods: Iterable[Pod]) -> tuple[Pod, ...]:
+    """Return the pods in a stable order, so that messages about the first one do not change between reconciles."""
+    return tuple(sorted(pods, key=lambda pod: pod.name))
 
 
 def queue_message(workload: Object) -> str:
@@ -179,31 +312,13 @@ def queue_message(workload: Object) -> str:
     return f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
 
 
-def pending_message(pod: Object) -> str | None:
-    """Return why the pod has no node and gets none for now (the scheduler's message, or its gates), else None."""
-    return unschedulable_message(pod) or gate_message(pod)
-
-
-def has_started(pod: Object) -> bool:
-    """Return whether the engine runs and has passed its startup probe; it may serve even if it is not ready."""
-    engine = container_of(pod, ENGINE_CONTAINER)
-    return bool(engine.status.get("started")) and engine.running is not None
-
-
-def pod_condition(pod: Object, kind: str) -> dict[str, Any]:
-    """Return the pod's condition of that type; empty if there is none."""
-    return condition_of(pod.get("status", {}), kind)
-
-
 def last_line(terminated: dict[str, Any]) -> str:
     """Return the last non-empty line of a terminated container's message, or an empty string."""
     lines = [line.strip() for line in terminated.get("message", "").splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
-def _unscheduled(pod: Object, reason: str) -> str | None:
-    """Return the message of the pod's condition PodScheduled if it is False for that reason, else None."""
-    condition = pod_condition(pod, "PodScheduled")
-    if condition.get("status") != "False" or condition.get("reason") != reason:
-        return None
-    return str(condition.get("message", ""))
+def _role(kind: str, name: str, spec: dict[str, Any]) -> Role:
+    if kind == "container":
+        return "engine" if name == ENGINE_CONTAINER else "container"
+    return "sidecar" if spec.get("restartPolicy") == "Always" else "init container"

@@ -13,6 +13,7 @@ from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.pods import Pod
 from harness.space import resource
 
 UID = "uid-of-chat"
@@ -94,7 +95,7 @@ def observed(*pods: Object, owner: Object | None = None, **deployment_status: An
         resource=owner,
         children={(DEPLOYMENT, owner["metadata"]["name"]): built},
         replica_sets=(replica_set("old", older), replica_set("new", template)),
-        pods=pods,
+        pods=tuple(map(Pod, pods)),
     )
 
 

@@ -17,6 +17,7 @@ from fastgen_operator.kinds import DEPLOYMENT
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import subject_of
+from fastgen_operator.pods import Pod
 
 
 class Operator:
@@ -53,7 +54,7 @@ class Operator:
         observed = Observed(
             resource=self._resource,
             children={(DEPLOYMENT, MODEL): deployment},
-            pods=tuple(pod_manifest(pod) for pod in view.pods),
+            pods=tuple(Pod(pod_manifest(pod)) for pod in view.pods),
         )
         now = EPOCH + timedelta(seconds=view.now)
         situation = Situation(observed, self._spec, now, decision=self._record.decision, known_starts=self._starts)

@@ -12,8 +12,7 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.children.model_source import is_downloaded
 from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
-from fastgen_operator.objects import is_terminating
-from fastgen_operator.pods import has_ended, node_of, unschedulable_pods
+from fastgen_operator.pods import Pod, unschedulable_pods
 
 # Reason of conditions: a pod waits, because the node that has the volume does not accept it.
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"
@@ -49,17 +48,17 @@ def colocate(name: str, pod: Object) -> Object:
     return {**pod, "affinity": {**affinity, "podAffinity": {**near, _REQUIRED: [term]}}}
 
 
-def volume_nodes(spec: Spec, pods: Iterable[Object]) -> tuple[str, ...]:
+def volume_nodes(spec: Spec, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return the nodes whose pods hold the ReadWriteOnce volume: normally one, none if pods may run on any."""
     if not runs_on_one_node(spec):
         return ()
-    return tuple(sorted({node_of(pod) for pod in pods if node_of(pod) and not has_ended(pod)}))
+    return tuple(sorted({pod.node for pod in pods if pod.node and not pod.has_ended}))
 
 
-def pods_without_room(spec: Spec, pods: Iterable[Object]) -> tuple[Object, ...]:
+def pods_without_room(spec: Spec, pods: Iterable[Pod]) -> tuple[Pod, ...]:
     """Return the pods that do not fit on the node of the volume, even when terminating pods have left it."""
     pods = tuple(pods)
-    if not volume_nodes(spec, pods) or any(is_terminating(pod) and node_of(pod) for pod in pods):
+    if not volume_nodes(spec, pods) or any(pod.is_terminating and pod.node for pod in pods):
         return ()
     return unschedulable_pods(pods)
 

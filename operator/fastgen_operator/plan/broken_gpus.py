@@ -11,11 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import has_started, is_ready
+from fastgen_operator.pods import Pod
 
 # The kubelet's backoff for crashing containers: it doubles, and is reset after ten minutes without a crash.
 FIRST_PAUSE: Final = timedelta(seconds=10)
@@ -34,8 +33,8 @@ def last_replacement(situation: Situation) -> Object | None:
     """
     last, now = _last(situation.observed), situation.now
     found = _broken_pods(situation)
-    involved = (*(pod for pod in situation.observed.pods if is_terminating(pod)), *(pod for pod, _ in found))
-    is_under_way = last is not None and last["pod"] in map(name_of, involved)
+    involved = (*(pod for pod in situation.observed.pods if pod.is_terminating), *(pod for pod, _ in found))
+    is_under_way = last is not None and last["pod"] in (pod.name for pod in involved)
     if not found or is_under_way:
         return last
     count = 1
@@ -47,7 +46,7 @@ def last_replacement(situation: Situation) -> Object | None:
         count = last["count"] + 1 if timedelta() <= since < pause + MEMORY else 1
     pod, failure = found[0]
     return {
-        "pod": name_of(pod),
+        "pod": pod.name,
         "reason": failure.reason,
         "message": failure.message[:_MESSAGE_LIMIT],
         "count": count,
@@ -55,10 +54,10 @@ def last_replacement(situation: Situation) -> Object | None:
     }
 
 
-def pods_with_broken_gpus(situation: Situation) -> tuple[tuple[Object, str], ...]:
+def pods_with_broken_gpus(situation: Situation) -> tuple[tuple[Pod, str], ...]:
     """Return the pod to delete now, with the failure: the status names it, and its engine has not recovered."""
     replaced = (_last(situation.observed) or {}).get("pod")
-    return tuple((pod, failure.message) for pod, failure in _broken_pods(situation) if name_of(pod) == replaced)
+    return tuple((pod, failure.message) for pod, failure in _broken_pods(situation) if pod.name == replaced)
 
 
 def next_replacement(situation: Situation) -> datetime | None:
@@ -76,26 +75,25 @@ def replaced_failure(observed: Observed) -> Failure | None:
     if last is None:
         return None
     new = [pod for pod in observed.current_pods if _is_new(pod, last)]
-    leaves = any(is_terminating(pod) and name_of(pod) == last["pod"] for pod in observed.pods)
-    if (leaves and not new) or not all(is_ready(pod) for pod in new):
+    leaves = any(pod.is_terminating and pod.name == last["pod"] for pod in observed.pods)
+    if (leaves and not new) or not all(pod.is_ready for pod in new):
         return Failure(last["reason"], f"{last['message']}; the pod was replaced, and the new one is not ready yet")
     return None
 
 
-def _is_new(pod: Object, last: Object) -> bool:
-    created = pod["metadata"].get("creationTimestamp")
-    if created is None or name_of(pod) == last["pod"]:
+def _is_new(pod: Pod, last: Object) -> bool:
+    if not pod.created or pod.name == last["pod"]:
         return False
     # The clock of the API server may be behind.
-    return abs(datetime.fromisoformat(created) - _time(last)) < _CREATED_WITHIN
+    return abs(datetime.fromisoformat(pod.created) - _time(last)) < _CREATED_WITHIN
 
 
-def _broken_pods(situation: Situation) -> list[tuple[Object, Failure]]:
+def _broken_pods(situation: Situation) -> list[tuple[Pod, Failure]]:
     """Return the pods whose engine ended because of its GPU and does not serve again, with the failures."""
     if situation.spec.resources.gpu.count == 0:
         return []
     # An engine that has started again may drain or be overloaded: it is not ready for another reason.
-    stopped = (pod for pod in situation.observed.current_pods if not is_ready(pod) and not has_started(pod))
+    stopped = (pod for pod in situation.observed.current_pods if not pod.is_ready and not pod.has_started)
     found = ((pod, failure_of(pod)) for pod in stopped)
     return [(pod, failure) for pod, failure in found if failure is not None and failure.reason in _REASONS]
 

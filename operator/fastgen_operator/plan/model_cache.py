@@ -25,10 +25,9 @@ from fastgen_operator.kinds import (
     Kind,
     Object,
 )
-from fastgen_operator.objects import annotations_of, is_controlled_by, name_of
+from fastgen_operator.objects import annotations_of, name_of
 from fastgen_operator.plan.observed import Observed, is_complete
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import container_of, containers_of, has_ended, is_ready, node_of, unschedulable_message
 from fastgen_operator.quantities import quantity
 
 Children = Sequence[tuple[Kind, Object]]
@@ -91,13 +90,13 @@ def _same_download(job: Object, observed: Observed) -> Object | None:
 
 
 def _waits_for_node(job: Object, observed: Observed) -> bool:
-    pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
-    return any(unschedulable_message(pod) is not None for pod in pods)
+    pods = [pod for pod in observed.fetch_pods if pod.is_controlled_by(job)]
+    return any(pod.unschedulable is not None for pod in pods)
 
 
 def _placement(claim: Object, engine_pod: Object, situation: Situation) -> Placement | None:
     """Return where the download may run; None if that depends on nodes that were not read."""
-    serving = [pod for pod in situation.observed.pods if node_of(pod) and not has_ended(pod)]
+    serving = [pod for pod in situation.observed.pods if pod.node and not pod.has_ended]
     if claim["spec"].get("volumeName") or (serving and runs_on_one_node(situation.spec)):
         # The volume, or the replicas that hold it, decide.
         return ANYWHERE
@@ -151,7 +150,7 @@ def serves_model(situation: Situation) -> bool:
     observed, spec = situation.observed, situation.spec
     if observed.deployment is None:
         return False
-    ready = sum(map(is_ready, observed.current_pods))
+    ready = sum(pod.is_ready for pod in observed.current_pods)
     wanted = (model_address(spec), observed.key[1])
     is_enough = 0 < situation.desired_replicas <= ready or (ready > 0 and spec.has_minimum(ready))
     return is_enough and _model_of(observed.deployment["spec"]["template"]) == wanted
@@ -164,10 +163,10 @@ def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
     """
     found = []
     for job in observed.jobs:
-        pods = [pod for pod in observed.fetch_pods if is_controlled_by(pod, job)]
-        fetched = (pod for pod in pods if container_of(pod, FETCH_CONTAINER).has_succeeded)
-        containers = (each for pod in fetched for each in containers_of(pod) if each.role == "container")
-        running = {each.status["name"] for each in containers if each.running is not None}
+        pods = [pod for pod in observed.fetch_pods if pod.is_controlled_by(job)]
+        fetched = (pod for pod in pods if pod.container(FETCH_CONTAINER).has_succeeded)
+        containers = (each for pod in fetched for each in pod.containers if each.role == "container")
+        running = {each.name for each in containers if each.running is not None}
         if running and not is_complete(job):
             found.append((job, tuple(sorted(running))))
     return found
@@ -193,8 +192,9 @@ def _model_of(template: Object) -> tuple[Any, ...]:
 def _in_use(observed: Observed) -> set[str]:
     """Return the addresses of the models that pods use, or may use until the new one is downloaded."""
     deployment = observed.deployment
-    templates = [] if deployment is None else [deployment["spec"]["template"]]
-    found = {annotations_of(obj).get(MODEL_ANNOTATION) for obj in [*templates, *observed.pods]}
+    found = {pod.model for pod in observed.pods}
+    if deployment is not None:
+        found.add(annotations_of(deployment["spec"]["template"]).get(MODEL_ANNOTATION))
     claim = observed.claim
     # What is remembered as downloaded has to stay.
     found |= set() if claim is None else {annotations_of(claim).get(CACHED_ANNOTATION, "").partition("/")[2]}

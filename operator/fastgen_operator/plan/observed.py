@@ -16,7 +16,7 @@ from fastgen_operator.objects import (
     name_of,
     template_digest,
 )
-from fastgen_operator.pods import has_ended
+from fastgen_operator.pods import Pod, by_name
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Observed:
     resource: Object
     children: Mapping[tuple[Kind, str], Object] = field(default_factory=dict)
     replica_sets: tuple[Object, ...] = ()
-    pods: tuple[Object, ...] = ()
-    fetch_pods: tuple[Object, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    fetch_pods: tuple[Pod, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -76,29 +76,30 @@ class Observed:
         for replica_set in self.replica_sets:
             # Not by revision: a paused Deployment keeps the revision of an earlier template.
             if is_controlled_by(replica_set, deployment) and template_digest(replica_set) == digest:
-                return _template_of(replica_set)
+                label: str | None = replica_set["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
+                return label
         return None
 
     @cached_property
-    def current_pods(self) -> tuple[Object, ...]:
+    def current_pods(self) -> tuple[Pod, ...]:
         """The pods of the Deployment's newest template, by name; none while that template is unknown.
 
         Pods that are being deleted or have ended are left out: the ReplicaSet controller replaces them.
         """
-        return _by_name(pod for pod in self._of_template if not has_ended(pod))
+        return by_name(pod for pod in self._of_template if not pod.has_ended)
 
     @cached_property
-    def failed_pods(self) -> tuple[Object, ...]:
+    def failed_pods(self) -> tuple[Pod, ...]:
         """The ended pods of the newest template, by name."""
-        return _by_name(pod for pod in self._of_template if has_ended(pod))
+        return by_name(pod for pod in self._of_template if pod.has_ended)
 
     @cached_property
-    def older_pods(self) -> tuple[Object, ...]:
+    def older_pods(self) -> tuple[Pod, ...]:
         """The pods of earlier templates, by name; none while the newest template is unknown."""
         if self.template is None:
             return ()
-        others = (pod for pod in self.pods if _template_of(pod) != self.template)
-        return _by_name(pod for pod in others if not is_terminating(pod) and not has_ended(pod))
+        others = (pod for pod in self.pods if pod.revision != self.template)
+        return by_name(pod for pod in others if not pod.is_terminating and not pod.has_ended)
 
     def child(self, kind: Kind, name: str | None = None) -> Object | None:
         """Return the child of that kind and name (default: the resource's name), or None."""
@@ -117,11 +118,11 @@ class Observed:
         return replace(self, children={key: child for key, child in self.children.items() if key != (kind, name)})
 
     @property
-    def _of_template(self) -> Iterable[Object]:
+    def _of_template(self) -> Iterable[Pod]:
         """The pods of the newest template that are not being deleted."""
         if self.template is None:
             return ()
-        return (pod for pod in self.pods if _template_of(pod) == self.template and not is_terminating(pod))
+        return (pod for pod in self.pods if pod.revision == self.template and not pod.is_terminating)
 
 
 def pod_selector(name: str) -> str:
@@ -147,13 +148,3 @@ def is_complete(job: Object) -> bool:
 def has_condition(job: Object, kind: str) -> bool:
     """Return whether the Job's condition of this type is True."""
     return condition_of(job.get("status", {}), kind).get("status") == "True"
-
-
-def _template_of(obj: Object) -> str | None:
-    label: str | None = obj["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
-    return label
-
-
-def _by_name(pods: Iterable[Object]) -> tuple[Object, ...]:
-    """In a stable order, so that messages about the first pod do not change between reconciles."""
-    return tuple(sorted(pods, key=name_of))

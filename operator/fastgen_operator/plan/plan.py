@@ -22,6 +22,7 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
 from fastgen_operator.plan.rollout import pods_to_replace, unblock_rollout
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import SetDeletionCost, deletion_costs, pods_in_order
 
 
@@ -70,7 +71,7 @@ class Plan:
     problem: Problem | None = None
     rewritten: tuple[RewrittenField, ...] = ()
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
-    loads_to_read: tuple[Object, ...] = ()
+    loads_to_read: tuple[Pod, ...] = ()
     needs_nodes: bool = False
     adopts: tuple[Adopt, ...] = ()
 
@@ -189,7 +190,7 @@ def _replaced_pods(situation: Situation) -> tuple[Delete, ...]:
         *((pod, waited) for pod in pods_to_replace(situation)),
         *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(situation)),
     )
-    return tuple(Delete(POD, pod, why) for pod, why in found)
+    return tuple(Delete(POD, pod.obj, why) for pod, why in found)
 
 
 def _may_write(live: Object | None, observed: Observed) -> bool:

@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import containers_of, has_ended, node_of
+from fastgen_operator.pods import Pod
 
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)
@@ -36,19 +35,19 @@ _PREFIXES: Final = ("(combined from similar events): ", "Error creating: ")
 _RANDOM: Final = r'pods? "{}-[a-z0-9]{{5}}" is '
 
 
-def lacks_containers(pod: Object, at: datetime) -> bool:
+def lacks_containers(pod: Pod, at: datetime) -> bool:
     """Return whether the pod is on a node on which its containers should have been created by now."""
-    if has_ended(pod) or is_terminating(pod) or not node_of(pod):
+    if pod.has_ended or pod.is_terminating or not pod.node:
         return False
-    if any(each.status.get("state", {}).keys() & {"running", "terminated"} for each in containers_of(pod)):
+    if any(each.running is not None or each.terminated is not None for each in pod.containers):
         return False
-    reasons = {str(each.waiting.get("reason", "")) for each in containers_of(pod)}
-    return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod, at)
+    reasons = {str(each.waiting.get("reason", "")) for each in pod.containers}
+    return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod.obj, at)
 
 
-def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
+def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
     """Return why the pod has no containers; None if its Events do not say."""
-    mine = [event for event in events if event["involvedObject"].get("uid") == pod["metadata"]["uid"]]
+    mine = [event for event in events if event["involvedObject"].get("uid") == pod.uid]
     progress = max((_time(event) for event in mine if event.get("reason") in _PROGRESS), default=None)
     warnings = [event for event in mine if event.get("type") == "Warning"]
     recent = [event for event in warnings if progress is None or _time(event) >= progress]
@@ -59,13 +58,13 @@ def failure_in_events(pod: Object, events: Iterable[Object]) -> Failure | None:
     )
 
 
-def lacks_pods(job: Object, pods: Iterable[Object], at: datetime) -> bool:
+def lacks_pods(job: Object, pods: Iterable[Pod], at: datetime) -> bool:
     """Return whether the Job should have one of these pods by now."""
     conditions = job.get("status", {}).get("conditions", ())
     if job["spec"].get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
-    owners = (owner["uid"] for pod in pods for owner in pod["metadata"].get("ownerReferences", ()))
-    return job["metadata"]["uid"] not in owners and _has_waited(job, at)
+    uid = job["metadata"]["uid"]
+    return not any(uid in pod.owners for pod in pods) and _has_waited(job, at)
 
 
 def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
@@ -86,14 +85,14 @@ def _has_waited(obj: Object, at: datetime) -> bool:
     return abs(at - datetime.fromisoformat(obj["metadata"]["creationTimestamp"])) >= PATIENCE
 
 
-def _failure(reason: str, count: int, words: str, pod: Object, warnings: Sequence[Object]) -> Failure | None:
+def _failure(reason: str, count: int, words: str, pod: Pod, warnings: Sequence[Object]) -> Failure | None:
     found = [event for event in warnings if event.get("reason") == reason and _count(event) >= count]
     if not found:
         return None
     # In an order that does not depend on time, so that the message stays.
     first = min((str(event.get("message", "")) for event in found), key=lambda text: (text.startswith(_VAGUE), text))
     remedy = f"; {_RELEASE}" if _ELSEWHERE in first else ""
-    return Failure(reason, f"pod {name_of(pod)} on node {node_of(pod)}: {words}: {first}{remedy}")
+    return Failure(reason, f"pod {pod.name} on node {pod.node}: {words}: {first}{remedy}")
 
 
 def _count(event: Object) -> int:

@@ -8,18 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from fastgen import exit_codes
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import name_of
-from fastgen_operator.pods import (
-    IMAGE_PULL_REASONS,
-    Container,
-    containers_of,
-    is_scheduled,
-    is_silent,
-    last_line,
-    node_of,
-    pending_message,
-)
+from fastgen_operator.pods import IMAGE_PULL_REASONS, Container, Pod, last_line
 
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
@@ -47,53 +36,53 @@ _ENGINE_FAILURES: Final = {
 }
 
 
-def failure_of(pod: Object, at: datetime | None = None) -> Failure | None:
+def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
     """Return why the pod does not become ready; None while it starts, runs, or has crashed only a few times.
 
     Args:
         at: time of the observation, with a time zone. A container with several crashes counts as failing for
             `CRASH_MEMORY` after the last one, even if it is ready in between. None: ready containers never fail.
     """
-    for container in containers_of(pod):
+    for container in pod.containers:
         if _may_fail(container, at) and (failure := _failure(container)) is not None:
-            return Failure(failure.reason, f"pod {name_of(pod)}: {failure.message}")
+            return Failure(failure.reason, f"pod {pod.name}: {failure.message}")
     return None
 
 
-def state_of(pod: Object, known: Mapping[str, Failure] | None = None) -> str:
+def state_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
     """Describe the state of a pod that is not ready; the message does not change over time.
 
     Args:
         known: failures that the pods' Events name, by pod name.
     """
-    failure = failure_of(pod) or (known or {}).get(name_of(pod))
-    return f"pod {name_of(pod)}: {_state(pod)}" if failure is None else failure.message
+    failure = failure_of(pod) or (known or {}).get(pod.name)
+    return f"pod {pod.name}: {_state(pod)}" if failure is None else failure.message
 
 
-def _state(pod: Object) -> str:
-    if (words := pending_message(pod)) is not None:
+def _state(pod: Pod) -> str:
+    if (words := pod.pending) is not None:
         return words
-    if not is_scheduled(pod):
+    if not pod.is_scheduled:
         return "waits for the scheduler"
-    containers = [container for container in containers_of(pod) if not _is_done(container)]
+    containers = [container for container in pod.containers if not _is_done(container)]
     for container in containers:
         if container.running is None and container.ended is not None:
             return f"{container.title} {_ending(container)}"
         if container.waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
             return f"{container.title}: {container.waiting.get('message') or container.waiting['reason']}"
     for container in containers:
-        if container.running is not None and not container.status.get("ready"):
+        if container.running is not None and not container.is_ready:
             return _running(container, container.running.get("startedAt", ""))
-    if is_silent(pod):
-        return f"its node {node_of(pod)} does not respond; it last reported the pod as ready"
-    return f"starts on node {node_of(pod)}"
+    if pod.is_silent:
+        return f"its node {pod.node} does not respond; it last reported the pod as ready"
+    return f"starts on node {pod.node}"
 
 
 def _running(container: Container, since: str) -> str:
     if container.role == "init container":
         return f"{container.title} has been running since {since}"
     probe = container.spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe")
-    if container.status.get("started"):
+    if container.has_started:
         cause = "it is draining, overloaded or hung"
         return f"{container.title} has been running since {since}, but {probe} fails: {cause}"
     earlier = f" again, after it {_ending(container)}" if container.ended is not None else ""
@@ -105,7 +94,7 @@ def _is_done(container: Container) -> bool:
 
 
 def _may_fail(container: Container, at: datetime | None) -> bool:
-    if _is_done(container) or not container.status.get("ready"):
+    if _is_done(container) or not container.is_ready:
         return not _is_done(container)
     finished = (container.ended or {}).get("finishedAt")
     if at is None or finished is None or container.restarts < CRASH_LOOP_RESTARTS:

@@ -7,25 +7,22 @@ from datetime import datetime
 from typing import Any
 
 from fastgen_operator.autoscale.supply import PodView
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import TEMPLATE_LABEL, name_of
 from fastgen_operator.plan.pod_failures import Failure, failure_of
-from fastgen_operator.pods import ENGINE_CONTAINER, container_of, is_ready, is_silent, node_of, pod_condition
+from fastgen_operator.pods import Pod
 
 
-def view_of(pod: Object, failures: Mapping[str, Failure], *, has_room: bool = True) -> PodView:
+def view_of(pod: Pod, failures: Mapping[str, Failure], *, has_room: bool = True) -> PodView:
     """Return what the supply model reads of a pod; `failures` are those that pods' Events name."""
-    metadata: dict[str, Any] = pod["metadata"]
-    ready, scheduled = pod_condition(pod, "Ready"), pod_condition(pod, "PodScheduled")
-    serves, refused = is_ready(pod), scheduled.get("status") == "False"
-    failure = failure_of(pod) or failures.get(name_of(pod))
-    engine = container_of(pod, ENGINE_CONTAINER)
+    ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
+    serves, refused = pod.is_ready, scheduled.get("status") == "False"
+    failure = failure_of(pod) or failures.get(pod.name)
+    engine = pod.engine
     running, ended = engine.running or {}, engine.ended or {}
     return PodView(
-        name=name_of(pod),
-        address=pod.get("status", {}).get("podIP"),
-        revision=metadata.get("labels", {}).get(TEMPLATE_LABEL, ""),
-        scheduled_at=_time_of(scheduled) if node_of(pod) else None,
+        name=pod.name,
+        address=pod.address,
+        revision=pod.revision,
+        scheduled_at=_time_of(scheduled) if pod.node else None,
         started_at=_seconds(running.get("startedAt")),
         ended_at=None if running else _seconds(ended.get("finishedAt")),
         restarted=bool(engine.restarts),
@@ -35,8 +32,8 @@ def view_of(pod: Object, failures: Mapping[str, Failure], *, has_room: bool = Tr
         unschedulable=str(scheduled.get("message") or scheduled.get("reason", "")) if refused else "",
         failure="" if serves or failure is None else f"{failure.reason}: {failure.message}",
         has_room=has_room,
-        is_silent=is_silent(pod),
-        gone_by=_seconds(metadata.get("deletionTimestamp")),
+        is_silent=pod.is_silent,
+        gone_by=_seconds(pod.gone_by),
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, runs_on_one_node, volume_nodes
-from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import has_started, is_ready, node_of, pending_message, unschedulable_pods
+from fastgen_operator.pods import Pod, unschedulable_pods
 
 
 def unblock_rollout(situation: Situation) -> Spec:
@@ -31,15 +30,15 @@ def _max_unavailable(situation: Situation) -> int:
         # Until the controller has seen the raised number, keep it.
         live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")
         return max(configured, live) if isinstance(live, int) else configured
-    idle = [pod for pod in observed.older_pods if node_of(pod) and not is_ready(pod) and not has_started(pod)]
-    waiting = [pod for pod in observed.current_pods if pending_message(pod) is not None]
+    idle = [pod for pod in observed.older_pods if pod.node and not pod.is_ready and not pod.has_started]
+    waiting = [pod for pod in observed.current_pods if pod.pending is not None]
     if not idle or not waiting:
         return configured
-    ready = sum(is_ready(pod) for pod in (*observed.current_pods, *observed.older_pods))
+    ready = sum(pod.is_ready for pod in (*observed.current_pods, *observed.older_pods))
     return max(configured, situation.desired_replicas - ready)
 
 
-def pods_to_replace(situation: Situation) -> tuple[Object, ...]:
+def pods_to_replace(situation: Situation) -> tuple[Pod, ...]:
     """Return the pods that still wait for the node of a volume that has left it, for example in a node drain.
 
     The scheduler accepts any node for them now, but it tries them again only after five minutes: see

@@ -15,11 +15,10 @@ from fastgen_operator.autoscale.supply import PodSupply, PodView, StartTimes, su
 from fastgen_operator.children.colocation import pods_without_room
 from fastgen_operator.children.model_source import is_preloaded, model_address
 from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, MODEL_ANNOTATION, Object
-from fastgen_operator.objects import annotations_of, name_of
+from fastgen_operator.objects import annotations_of
 from fastgen_operator.plan.observed import Observed, is_complete
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.pod_view import view_of
-from fastgen_operator.pods import has_ended
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,9 @@ class Situation:
     @cached_property
     def views(self) -> tuple[PodView, ...]:
         """The pods that have not ended, as the autoscaler sees them."""
-        present = [pod for pod in self.observed.pods if not has_ended(pod)]
-        without_room = {name_of(pod) for pod in pods_without_room(self.spec, present)}
-        return tuple(view_of(pod, self.failures, has_room=name_of(pod) not in without_room) for pod in present)
+        present = [pod for pod in self.observed.pods if not pod.has_ended]
+        without_room = {pod.name for pod in pods_without_room(self.spec, present)}
+        return tuple(view_of(pod, self.failures, has_room=pod.name not in without_room) for pod in present)
 
     @cached_property
     def starts(self) -> StartTimes:

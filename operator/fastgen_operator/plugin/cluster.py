@@ -20,6 +20,7 @@ from urllib3.exceptions import HTTPError
 from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, Object
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.pods import Pod
 
 _REQUEST_SECONDS: Final = 30.0
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -86,37 +87,36 @@ class Cluster:
         except KubeError:
             raise PluginError(self._missing(name)) from None
 
-    def pods(self, name: str) -> list[Object]:
+    def pods(self, name: str) -> list[Pod]:
         """Return the engine pods of a FastGenDeployment, oldest first."""
         return self.pods_with(self.namespace, f"{OWNER_LABEL}={name}")
 
-    def pods_with(self, namespace: str, selector: str) -> list[Object]:
+    def pods_with(self, namespace: str, selector: str) -> list[Pod]:
         """Return the pods with these labels, oldest first."""
         items = self.request("GET", POD.path(namespace), [("labelSelector", selector)])["items"]
-        return sorted(items, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]))
+        return sorted(map(Pod, items), key=lambda pod: (pod.created, pod.name))
 
-    def evict(self, pod: Object) -> None:
+    def evict(self, pod: Pod) -> None:
         """Delete a pod as a drain of its node does.
 
         Raises:
             PluginError: a PodDisruptionBudget does not allow it now.
         """
-        metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+        metadata = {"name": pod.name, "namespace": pod.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         try:
-            self.request("POST", POD.path(metadata["namespace"], metadata["name"], "eviction"), body=body)
+            self.request("POST", POD.path(pod.namespace, pod.name, "eviction"), body=body)
         except KubeError as error:
-            raise PluginError(f"evicting pod {metadata['name']}: {error}") from None
+            raise PluginError(f"evicting pod {pod.name}: {error}") from None
 
-    def log(self, pod: Object, query: list[tuple[str, str]]) -> Iterator[str]:
+    def log(self, pod: Pod, query: list[tuple[str, str]]) -> Iterator[str]:
         """Yield the lines of a container's log; with `follow` in the query, until it ends.
 
         Raises:
             KubeError: the pod has no such log.
         """
-        metadata = pod["metadata"]
         client = ApiClient(self.configuration)
-        path = POD.path(metadata["namespace"], metadata["name"], "log")
+        path = POD.path(pod.namespace, pod.name, "log")
         verb, url, headers, _, _ = client.param_serialize(
             "GET", path, query_params=query, auth_settings=["BearerToken"]
         )
@@ -131,7 +131,7 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
         except HTTPError as error:
-            raise PluginError(f"the log of pod {metadata['name']} ended: {error}") from error
+            raise PluginError(f"the log of pod {pod.name} ended: {error}") from error
 
     def connection(self, namespace: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
         """Return an HTTP connection to a port of a pod, through the API server and the kubelet.

@@ -12,19 +12,17 @@ from typing import Final
 
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen_operator.children.metadata import HTTP_PORT
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import is_ready
+from fastgen_operator.pods import Pod
 
 # A pod whose metrics take longer is shown without figures.
 _SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
 
 
-def serving(pods: Sequence[Object]) -> list[Object]:
+def serving(pods: Sequence[Pod]) -> list[Pod]:
     """Return the ready pods, draining ones included: their engines may answer."""
-    return [pod for pod in pods if is_ready(pod)]
+    return [pod for pod in pods if pod.is_ready]
 
 
 class MetricsReader:
@@ -35,22 +33,22 @@ class MetricsReader:
         self._connections: dict[str, http.client.HTTPConnection] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics")
 
-    def read(self, pods: Sequence[Object]) -> dict[str, Scrape | PluginError]:
+    def read(self, pods: Sequence[Pod]) -> dict[str, Scrape | PluginError]:
         """Return the metrics of each pod by name, or why there are none."""
-        names = [name_of(pod) for pod in pods]
+        names = [pod.name for pod in pods]
         for gone in self._connections.keys() - {*names}:
             self._connections.pop(gone).close()
         return dict(zip(names, self._threads.map(self._read, pods), strict=True))
 
-    def _read(self, pod: Object) -> Scrape | PluginError:
-        name = name_of(pod)
+    def _read(self, pod: Pod) -> Scrape | PluginError:
+        name = pod.name
         for attempt in ("kept", "new"):
             connection = self._connections.pop(name, None)
             if connection is None and attempt == "kept":
                 continue
             try:
                 if connection is None:
-                    connection = self._cluster.connection(pod["metadata"]["namespace"], name, HTTP_PORT, _SECONDS)
+                    connection = self._cluster.connection(pod.namespace, name, HTTP_PORT, _SECONDS)
                 connection.request("GET", "/metrics")
                 answer = connection.getresponse()
                 body = answer.read().decode(errors="replace")

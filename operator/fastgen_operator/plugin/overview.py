@@ -8,10 +8,9 @@ from typing import Any
 
 from fastgen_operator.autoscale.supply import StartTimes, supply_of
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import name_of
 from fastgen_operator.plan.pod_view import view_of
 from fastgen_operator.plugin.remedies import remedy
-from fastgen_operator.pods import has_ended, node_of
+from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
 
@@ -20,7 +19,7 @@ _DEADLINE = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodRow:
     """An engine pod. States: those of `status.supply`, Straggler (ready but slow), Ended."""
 
     name: str
@@ -82,7 +81,7 @@ class Overview:
     created: str
     replicas: dict[str, Any]
     conditions: list[dict[str, Any]]
-    pods: list[Pod]
+    pods: list[PodRow]
     supply: dict[str, int]
     load: Load
     autoscaling: dict[str, Any]
@@ -98,7 +97,7 @@ class Overview:
         return {**asdict(self), "load": {**asdict(self.load), "utilization": self.load.utilization}}
 
 
-def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview:
+def overview_of(resource: Object, pods: list[Pod], now: datetime) -> Overview:
     """Return the overview of a resource and its pods. `now` must have a time zone."""
     metadata, spec, status = resource["metadata"], resource["spec"], resource.get("status", {})
     conditions = status.get("conditions", [])
@@ -136,7 +135,7 @@ def overview_of(resource: Object, pods: list[Object], now: datetime) -> Overview
     )
 
 
-def _pods(resource: Object, pods: list[Object], now: datetime) -> list[Pod]:
+def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
     """Return the pods with their states, by the operator's own rules.
 
     The operator also knows the Events of pods, and starts of pods that are gone. So what the status says about a pod
@@ -151,16 +150,14 @@ def _pods(resource: Object, pods: list[Object], now: datetime) -> list[Pod]:
     for pod, view in zip(pods, views, strict=True):
         known = supply_of(view, starts, deadline, now.timestamp())
         state, message = str(known.state), known.message
-        if has_ended(pod):
-            state, message = "Ended", str(pod["status"].get("reason") or pod["status"]["phase"])
-        elif state == "Ready" and name_of(pod) in slow:
+        if pod.has_ended:
+            state, message = "Ended", str(pod.obj["status"].get("reason") or pod.phase)
+        elif state == "Ready" and pod.name in slow:
             state, message = "Straggler", "less than half as fast as the other replicas"
-        elif state in ("Starting", "Failing", "Unschedulable") and name_of(pod) in told:
-            state, message = told[name_of(pod)]["state"], told[name_of(pod)]["message"]
-        statuses = pod.get("status", {}).get("containerStatuses", ())
-        restarts = sum(each.get("restartCount", 0) for each in statuses)
-        created = pod["metadata"]["creationTimestamp"]
-        found.append(Pod(name_of(pod), state, node_of(pod) or "-", created, restarts, message))
+        elif state in ("Starting", "Failing", "Unschedulable") and pod.name in told:
+            state, message = told[pod.name]["state"], told[pod.name]["message"]
+        restarts = sum(each.restarts for each in pod.containers if each.role in ("engine", "container"))
+        found.append(PodRow(pod.name, state, pod.node or "-", pod.created, restarts, message))
     return found
 
 

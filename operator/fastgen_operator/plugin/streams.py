@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from fastgen_operator.children.metadata import HTTP_PORT
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import is_ready
+from fastgen_operator.pods import Pod
 
 POLL_SECONDS: Final = 0.5
 # A stream is lost if it has no data for this long.
@@ -50,7 +48,7 @@ class Load:
     body: dict[str, Any]
     headers: dict[str, str]
     results: list[Result] = field(default_factory=list)
-    _pods: list[Object] = field(default_factory=list)
+    _pods: list[Pod] = field(default_factory=list)
     _listed_at: float = -math.inf
     _listing: threading.Lock = field(default_factory=threading.Lock)
     _open: Counter[str] = field(default_factory=Counter)
@@ -58,7 +56,7 @@ class Load:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def pods(self) -> list[Object]:
+    def pods(self) -> list[Pod]:
         """Return the pods, which are listed at most twice a second."""
         with self._listing:
             if time.monotonic() - self._listed_at >= POLL_SECONDS:
@@ -67,7 +65,7 @@ class Load:
 
     def ready(self) -> list[str]:
         """Return the names of the pods to which a Service sends requests."""
-        return [name_of(pod) for pod in self.pods() if is_ready(pod) and not is_terminating(pod)]
+        return [pod.name for pod in self.pods() if pod.is_ready and not pod.is_terminating]
 
     def num_open(self, pod: str) -> int:
         """Return the number of open streams of a pod."""

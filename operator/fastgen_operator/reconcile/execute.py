@@ -196,7 +196,7 @@ class PlanExecutor:
 
     def _set_deletion_cost(self, deletion_cost: SetDeletionCost, observed: Observed) -> None:
         try:
-            self.client.annotate(POD, deletion_cost.pod, {DELETION_COST: deletion_cost.cost})
+            self.client.annotate(POD, deletion_cost.pod.obj, {DELETION_COST: deletion_cost.cost})
         except KubeError as error:
             if not error.is_refusal:
                 raise

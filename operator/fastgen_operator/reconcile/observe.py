@@ -9,6 +9,7 @@ from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPL
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.compact import unpack
 from fastgen_operator.plan.observed import Observed
+from fastgen_operator.pods import Pod
 
 
 def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_class: str | None) -> Observed | None:
@@ -21,8 +22,8 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_clas
         resource=resource,
         children={(kind, child["metadata"]["name"]): child for kind in kinds for child in cache.owned(kind, key)},
         replica_sets=tuple(cache.owned(REPLICA_SET, key)),
-        pods=tuple(pod for pod in pods if not _is_download(pod)),
-        fetch_pods=tuple(pod for pod in pods if _is_download(pod)),
+        pods=tuple(Pod(pod) for pod in pods if not _is_download(pod)),
+        fetch_pods=tuple(Pod(pod) for pod in pods if _is_download(pod)),
     )
 
 

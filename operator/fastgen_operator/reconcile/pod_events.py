@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from fastgen_operator.kinds import EVENT, Object
@@ -24,7 +25,7 @@ _INTERVAL: Final = timedelta(seconds=5)
 # Objects of a resource to read: the status names the first one.
 _OBJECTS: Final = 3
 # Returns the failure that an object's Events name.
-_Cause = Callable[[Object, Iterable[Object]], Failure | None]
+_Cause = Callable[[Iterable[Object]], Failure | None]
 
 
 @dataclass(slots=True)
@@ -39,21 +40,21 @@ class PodEvents:
         """Return what keeps pods from starting, by the name of the pod or Job. Reads nothing if nothing is stuck."""
         pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
         downloads = [job for job in observed.jobs if lacks_pods(job, observed.fetch_pods, now)]
-        causes = [*((pod, failure_in_events) for pod in pods), *((job, refusal_in_events) for job in downloads)]
-        stuck = sorted(causes, key=lambda pair: name_of(pair[0]))
+        causes = {pod.name: (pod.uid, partial(failure_in_events, pod)) for pod in pods}
+        causes |= {name_of(job): (job["metadata"]["uid"], partial(refusal_in_events, job)) for job in downloads}
+        stuck = sorted(causes)
         if not stuck:
             self._at, self._known = None, {}
         elif self._at is None or not is_within(_INTERVAL, self._at, now):
-            reads = ((name_of(obj), self._read(observed, obj, cause)) for obj, cause in stuck[:_OBJECTS])
+            reads = ((name, self._read(observed, name, *causes[name])) for name in stuck[:_OBJECTS])
             self._at, self._known = now, {name: failure for name, failure in reads if failure is not None}
-        names = {name_of(obj) for obj, _ in stuck}
-        return {name: failure for name, failure in self._known.items() if name in names}
+        return {name: failure for name, failure in self._known.items() if name in causes}
 
-    def _read(self, observed: Observed, obj: Object, cause: _Cause) -> Failure | None:
+    def _read(self, observed: Observed, name: str, uid: str, cause: _Cause) -> Failure | None:
         try:
-            _, events = self.client.list(EVENT, observed.key[0], fields=f"involvedObject.uid={obj['metadata']['uid']}")
-            return cause(obj, events)
+            _, events = self.client.list(EVENT, observed.key[0], fields=f"involvedObject.uid={uid}")
+            return cause(events)
         except KubeError as error:
             # What was read before stays, so that the status does not change back and forth.
-            logger.debug("%s/%s: reading the Events of %s: %s", *observed.key, name_of(obj), error)
-            return self._known.get(name_of(obj))
+            logger.debug("%s/%s: reading the Events of %s: %s", *observed.key, name, error)
+            return self._known.get(name)

@@ -24,6 +24,7 @@ from fastgen_operator.plan.plan import Plan, Problem, find_fault, make_plan, par
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import mode_of, subject_of
+from fastgen_operator.pods import Pod
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
@@ -84,7 +85,7 @@ class Reconciler:
     platform: Callable[[str], Platform]
     watchlist: Watchlist
     now: Callable[[], datetime]
-    read_loads: Callable[[Sequence[Object], str], Mapping[str, float]]
+    read_loads: Callable[[Sequence[Pod], str], Mapping[str, float]]
     operator_class: str | None = None
     is_stale: Callable[[str], bool] = lambda _: False
     nodes: Nodes = field(init=False)

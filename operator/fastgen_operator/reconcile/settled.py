@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import is_
@@ -44,8 +43,8 @@ class Inputs:
 
 def inputs_of(observed: Observed, platform: Platform, record: Record | None) -> Inputs:
     """Return the inputs of a reconcile, as observed in the cache and by the autoscaler's loop."""
-    parts: Sequence[Any] = (*observed.replica_sets, *observed.pods, *observed.fetch_pods)
-    objects = (observed.resource, *observed.children.values(), *parts)
+    pods = (pod.obj for pod in (*observed.pods, *observed.fetch_pods))
+    objects = (observed.resource, *observed.children.values(), *observed.replica_sets, *pods)
     return Inputs(platform, objects, None if record is None else _measured(record, observed.resource))
 
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import name_of
+from fastgen_operator.pods import Pod
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +16,9 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 2.0
 
 
-def read_loads(pods: Sequence[Object], model_name: str) -> dict[str, float]:
+def read_loads(pods: Sequence[Pod], model_name: str) -> dict[str, float]:
     """Return the tokens in flight by pod name, without the pods that gave no usable answer in time."""
-    addresses = {name_of(pod): pod.get("status", {}).get("podIP") for pod in pods}
+    addresses = {pod.name: pod.address for pod in pods}
     targets = [Target(name, address, model_name) for name, address in addresses.items() if address]
     if not targets:
         return {}

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import annotations_of, is_terminating, name_of
-from fastgen_operator.pods import has_ended, is_ready
+from fastgen_operator.pods import Pod, by_name
 
 # Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first.
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -19,17 +17,17 @@ _HIGHEST_COST: Final = 2**31 - 1
 class SetDeletionCost:
     """A deletion cost to write to one pod."""
 
-    pod: Object
+    pod: Pod
     cost: str
 
 
-def pods_in_order(pods: Iterable[Object]) -> tuple[Object, ...]:
+def pods_in_order(pods: Iterable[Pod]) -> tuple[Pod, ...]:
     """Return the pods whose cost determines the order of deletion: all ready ones if there are several."""
-    ready = [pod for pod in pods if is_ready(pod) and not is_terminating(pod) and not has_ended(pod)]
-    return tuple(sorted(ready, key=name_of)) if len(ready) > 1 else ()
+    ready = [pod for pod in pods if pod.is_ready and not pod.is_terminating and not pod.has_ended]
+    return by_name(ready) if len(ready) > 1 else ()
 
 
-def deletion_costs(pods: Iterable[Object], loads: Mapping[str, float]) -> tuple[SetDeletionCost, ...]:
+def deletion_costs(pods: Iterable[Pod], loads: Mapping[str, float]) -> tuple[SetDeletionCost, ...]:
     """Return the deletion costs to write, which are the pods' tokens in flight.
 
     A pod whose load is unknown gets the highest cost of the others: it may be too busy to answer.
@@ -39,8 +37,8 @@ def deletion_costs(pods: Iterable[Object], loads: Mapping[str, float]) -> tuple[
     """
     unknown = max(loads.values(), default=0.0)
     costs = [
-        SetDeletionCost(pod, str(min(_HIGHEST_COST, round(loads.get(name_of(pod), unknown)))))
+        SetDeletionCost(pod, str(min(_HIGHEST_COST, round(loads.get(pod.name, unknown)))))
         for pod in pods_in_order(pods)
         if loads
     ]
-    return tuple(each for each in costs if str(annotations_of(each.pod).get(DELETION_COST, "0")) != each.cost)
+    return tuple(each for each in costs if str(each.pod.annotations.get(DELETION_COST, "0")) != each.cost)

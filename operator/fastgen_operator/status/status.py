@@ -17,7 +17,6 @@ from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import is_ready
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.condition import Condition, merge
 from fastgen_operator.status.conditions.ready import READY
@@ -72,7 +71,7 @@ def _status(
         "observedGeneration": observed.generation,
         "desiredReplicas": desired,
         "replicas": (observed.deployment or {}).get("status", {}).get("replicas", 0),
-        "readyReplicas": sum(is_ready(pod) for pod in pods),
+        "readyReplicas": sum(pod.is_ready for pod in pods),
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),
         "url": endpoint_url(namespace, name),

@@ -18,6 +18,7 @@ from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import subject_of
+from fastgen_operator.pods import Pod
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice, schedule_notice
@@ -373,7 +374,7 @@ def test_a_pod_that_does_not_fit_on_the_node_of_the_volume_is_no_supply(access_m
     owner = autoscaled(2).observed.resource
     cache = {"size": "1Gi", "accessMode": access_mode}
     owner = {**owner, "spec": {**owner["spec"], "model": {"source": "hf://a/b"}, "cache": cache}}
-    observed_fleet = subject(situation(Observed(owner, pods=(serves, waits))))
+    observed_fleet = subject(situation(Observed(owner, pods=(Pod(serves), Pod(waits)))))
     fleet = observed_fleet.fleet({}, observed_fleet.supply(0.0))
     assert (fleet.without_room, len(fleet.ready), fleet.starting) == (without_room, 1, ())
 

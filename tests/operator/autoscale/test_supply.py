@@ -14,6 +14,7 @@ from fastgen_operator.autoscale.supply import PodView, StartTime, StartTimes, su
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.pod_view import view_of
+from fastgen_operator.pods import Pod
 from harness.fluid import FluidFleet, policy
 from harness.objects import container, leaving, pod
 
@@ -44,7 +45,7 @@ def seen(*, ready: bool = False, since: int = 0, **status: Any) -> Object:
 
 
 def view(found: Object, failures: dict[str, Failure] | None = None) -> PodView:
-    return view_of(found, failures or {})
+    return view_of(Pod(found), failures or {})
 
 
 def running(second: int, **more: Any) -> Object:

@@ -15,6 +15,7 @@ from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, POD, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import make_plan
 from fastgen_operator.plan.rollout import pods_to_replace
+from fastgen_operator.pods import Pod
 from harness.objects import applied, leaving, pod, situation, spec_of, stored
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -138,11 +139,11 @@ def test_pods_without_room_are_those_that_the_node_of_the_volume_does_not_accept
     pods: list[Object], nodes: tuple[str, ...], waiting: int
 ) -> None:
     spec = spec_of(cached())
-    assert volume_nodes(spec, pods) == nodes
-    assert len(pods_without_room(spec, pods)) == waiting
+    assert volume_nodes(spec, map(Pod, pods)) == nodes
+    assert len(pods_without_room(spec, map(Pod, pods))) == waiting
     shared = spec_of(cached("ReadWriteMany"))
-    assert volume_nodes(shared, pods) == ()
-    assert pods_without_room(shared, pods) == ()
+    assert volume_nodes(shared, map(Pod, pods)) == ()
+    assert pods_without_room(shared, map(Pod, pods)) == ()
 
 
 LIMITED: Object = {"conditions": [{"type": "ScalingLimited", "status": "True", "reason": "VolumeOnOneNode"}]}
@@ -167,7 +168,7 @@ def test_pods_that_wait_for_a_node_that_the_volume_has_left_are_replaced_once(
     pods: list[Object], status: Object, access_mode: str, replaced: list[str]
 ) -> None:
     owner = {**cached(access_mode, replicas=2), "status": status}
-    seen = Observed(owner, pods=tuple(pods))
+    seen = Observed(owner, pods=tuple(map(Pod, pods)))
     deletes = make_plan(situation(seen), Platform("engine:test")).deletes
     assert [delete.child["metadata"]["name"] for delete in deletes if delete.kind == POD] == replaced
 
@@ -177,8 +178,8 @@ def test_a_waiting_download_is_replaced_like_a_replica() -> None:
         **cached(),
         "status": {"conditions": [{"type": "ModelCached", "status": "False", "reason": "VolumeOnOneNode"}]},
     }
-    assert pods_to_replace(situation(Observed(owner, fetch_pods=(WAITING,)))) == (WAITING,)
-    assert pods_to_replace(situation(Observed(owner, pods=(on("n1"),), fetch_pods=(WAITING,)))) == ()
+    assert pods_to_replace(situation(Observed(owner, fetch_pods=(Pod(WAITING),)))) == (Pod(WAITING),)
+    assert pods_to_replace(situation(Observed(owner, pods=(Pod(on("n1")),), fetch_pods=(Pod(WAITING),)))) == ()
 
 
 def test_a_claim_of_many_readers_is_mounted_read_only_by_a_patch() -> None:

@@ -17,6 +17,7 @@ from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import applied, leaving, lose, observed, pod, replica_set, situation, spec_of, stored
@@ -117,7 +118,7 @@ def test_models_used_by_existing_pods_are_kept_in_the_volume() -> None:
     seen = served()
     lingering = pod("old")
     lingering["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
-    seen = replace(seen, resource=cached(model={"revision": "v2"}), pods=(lingering,))
+    seen = replace(seen, resource=cached(model={"revision": "v2"}), pods=(Pod(lingering),))
     (job,) = jobs(carried_out(seen))
     assert "0123456789abcdef" in arguments(job)
 
@@ -151,7 +152,7 @@ def test_a_download_is_not_restarted_when_pods_change() -> None:
     seen = carried_out(Observed(resource=cached()))
     other = pod("old")
     other["metadata"]["annotations"] = {"fastgen.dev/model": "0123456789abcdef"}
-    assert plan_of(replace(seen, pods=(other,))) == Plan()
+    assert plan_of(replace(seen, pods=(Pod(other),))) == Plan()
 
 
 def test_a_recreated_volume_is_filled_again_and_the_pods_keep_their_template() -> None:
@@ -225,7 +226,7 @@ def test_replicas_that_serve_have_the_model_whatever_becomes_of_volume_and_job()
     sets = replica_set("new", deployment["spec"]["template"])
     sets["metadata"]["ownerReferences"] = [{"uid": deployment["metadata"]["uid"], "controller": True}]
     gone = replace(gone.with_child(DEPLOYMENT, deployment), replica_sets=(sets,))
-    serving = replace(gone, pods=(pod(ready=True),))
+    serving = replace(gone, pods=(Pod(pod(ready=True)),))
     assert condition_of(serving)[1].reason == "Cached"
     assert condition_of(gone)[1].reason == "Downloading", "without a replica, the volume matters"
     changed = replace(serving, resource=cached(model={"revision": "v2"}))
@@ -390,7 +391,7 @@ def with_sidecar(seen: Observed, fetch: Object, *, native: bool = False) -> Obse
     sidecar = {"name": "proxy", "image": "p", "ready": True, "restartCount": 0, "state": {"running": {}}}
     found["status"].setdefault("initContainerStatuses" if native else "containerStatuses", []).append(sidecar)
     found["metadata"]["ownerReferences"] = [{"uid": job["metadata"]["uid"], "controller": True}]
-    return replace(seen, fetch_pods=(found,))
+    return replace(seen, fetch_pods=(Pod(found),))
 
 
 def test_a_job_is_ended_when_only_a_sidecar_keeps_its_pod_running() -> None:
@@ -488,7 +489,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
 def test_model_cached_reports_the_state_of_the_download(
     pods: list[Object], status: str, reason: str, words: str
 ) -> None:
-    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=tuple(pods))
+    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=tuple(map(Pod, pods)))
     ready, found = condition_of(seen)
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
@@ -498,7 +499,7 @@ def test_model_cached_reports_the_state_of_the_download(
 def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
     """The Job starts no other pod, because both would write the same files."""
     lost = leaving(pod(), until="2026-01-01T00:01:30Z")
-    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=(lost,))
+    seen = replace(carried_out(Observed(resource=cached())), fetch_pods=(Pod(lost),))
     for second, status, reason, words in (
         (30, "Unknown", "Downloading", "the next attempt waits: pod chat-new-x on node n1 still holds its resources"),
         (151, "False", "DownloadFailed", "run kubectl taint node n1 node.kubernetes.io/out-of-service"),
@@ -507,11 +508,11 @@ def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
         _, found = condition_of(seen, now=at)
         assert (found.status, found.reason) == (status, reason)
         assert words in found.message
-    _, found = condition_of(replace(seen, fetch_pods=(lost, pod(name="y"))))
+    _, found = condition_of(replace(seen, fetch_pods=(Pod(lost), Pod(pod(name="y")))))
     assert found.message == "pod chat-new-y is downloading hf://tests/tiny"
     silent = pod()
     silent["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
-    _, found = condition_of(replace(seen, fetch_pods=(silent,)))
+    _, found = condition_of(replace(seen, fetch_pods=(Pod(silent),)))
     assert (found.status, found.message) == ("Unknown", "pod chat-new-x: its node n1 does not respond")
 
 
@@ -527,7 +528,7 @@ def test_a_suspended_download_and_one_behind_a_gate_are_reported() -> None:
     held = pod(scheduled="blocked")
     held["status"]["conditions"][-1]["reason"] = "SchedulingGated"
     held["spec"]["schedulingGates"] = [{"name": "a"}]
-    _, found = condition_of(replace(seen, fetch_pods=(held,)))
+    _, found = condition_of(replace(seen, fetch_pods=(Pod(held),)))
     assert (found.status, found.reason) == ("False", "SchedulingGated")
 
 

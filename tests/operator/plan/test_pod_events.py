@@ -9,6 +9,7 @@ import pytest
 
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
+from fastgen_operator.pods import Pod
 from harness.objects import container, leaving, pod
 
 CREATED = "2026-01-01T00:00:00Z"
@@ -41,9 +42,9 @@ def waiting(reason: str) -> Object:
     ],
 )
 def test_only_pods_on_a_node_without_containers_are_looked_up(subject: Object, lacks: bool) -> None:
-    assert lacks_containers(subject, LATE) is lacks
-    assert not lacks_containers(subject, SOON)
-    assert lacks_containers(subject, BEHIND) is lacks, "the operator's clock is behind the API server's"
+    assert lacks_containers(Pod(subject), LATE) is lacks
+    assert not lacks_containers(Pod(subject), SOON)
+    assert lacks_containers(Pod(subject), BEHIND) is lacks, "the operator's clock is behind the API server's"
 
 
 def event(reason: str, message: str = "", *, second: int = 10, kind: str = "Warning", **fields: Any) -> Object:
@@ -84,13 +85,13 @@ EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
 @pytest.mark.parametrize("case", EVENTS)
 def test_the_failure_is_the_cause_in_the_events(case: str) -> None:
     events, reason, words = EVENTS[case]
-    failure = failure_in_events(made(), events)
+    failure = failure_in_events(Pod(made()), events)
     assert (None if failure is None else failure.reason) == reason
     assert failure is None or (words in failure.message and failure.message.startswith("pod chat-new-x on node n1: "))
 
 
 def test_only_a_volume_on_another_node_gets_the_remedy_of_sharing_it() -> None:
-    failure = failure_in_events(made(), [REFUSED])
+    failure = failure_in_events(Pod(made()), [REFUSED])
     assert failure is not None
     assert failure.message.endswith("quota exceeded")
 
@@ -117,8 +118,8 @@ def owned(uid: str) -> Object:
     ],
 )
 def test_only_jobs_that_should_have_a_pod_are_looked_up(subject: Object, pods: list[Object], lacks: bool) -> None:
-    assert lacks_pods(subject, pods, LATE) is lacks
-    assert not lacks_pods(subject, pods, SOON)
+    assert lacks_pods(subject, map(Pod, pods), LATE) is lacks
+    assert not lacks_pods(subject, map(Pod, pods), SOON)
 
 
 def refused(suffix: str, **fields: Any) -> Object:

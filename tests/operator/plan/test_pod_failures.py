@@ -9,6 +9,7 @@ import pytest
 
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
+from fastgen_operator.pods import Pod
 from harness.objects import container, pod
 
 START, NOW = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
@@ -117,7 +118,7 @@ FAILURES: list[tuple[str, Object, str, str]] = [
 
 @pytest.mark.parametrize(("seen", "reason", "words"), [row[1:] for row in FAILURES], ids=[row[0] for row in FAILURES])
 def test_a_failure_message_quotes_the_pod(seen: Object, reason: str, words: str) -> None:
-    failure = failure_of(seen)
+    failure = failure_of(Pod(seen))
     assert failure is not None
     assert failure.reason == reason
     assert failure.message.startswith("pod chat-new-x: ")
@@ -127,7 +128,7 @@ def test_a_failure_message_quotes_the_pod(seen: Object, reason: str, words: str)
 def test_running_out_of_memory_without_a_limit_names_the_node() -> None:
     seen = pod(**container(state=ended(137, reason="OOMKilled")))
     seen["spec"]["containers"][0]["resources"] = {}
-    assert "more memory than its node had left, as it has no limit" in state_of(seen)
+    assert "more memory than its node had left, as it has no limit" in state_of(Pod(seen))
 
 
 STATES: list[tuple[str, Object, str]] = [
@@ -171,15 +172,15 @@ STATES: list[tuple[str, Object, str]] = [
 
 @pytest.mark.parametrize(("seen", "words"), [row[1:] for row in STATES], ids=[row[0] for row in STATES])
 def test_the_state_of_a_starting_pod_is_described(seen: Object, words: str) -> None:
-    assert failure_of(seen) is None
-    assert state_of(seen).startswith("pod chat-new-x: ")
-    assert words in state_of(seen)
+    assert failure_of(Pod(seen)) is None
+    assert state_of(Pod(seen)).startswith("pod chat-new-x: ")
+    assert words in state_of(Pod(seen))
 
 
 def test_a_node_that_does_not_respond_is_named() -> None:
     seen = pod(**container(ready=True, started=True, state={"running": {}}))
     seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
-    assert "its node n1 does not respond" in state_of(seen)
+    assert "its node n1 does not respond" in state_of(Pod(seen))
 
 
 def crashing(*, restarts: int) -> Object:
@@ -190,13 +191,13 @@ def crashing(*, restarts: int) -> Object:
 
 
 def test_a_model_that_crashes_after_its_first_tokens_stays_failed_between_two_crashes() -> None:
-    failure = failure_of(crashing(restarts=3), NOW)
+    failure = failure_of(Pod(crashing(restarts=3)), NOW)
     assert isinstance(failure, Failure)
     assert failure.reason == "CrashLoopBackOff"
-    assert failure_of(crashing(restarts=2), NOW) is None
-    assert failure_of(crashing(restarts=3), NOW.replace(hour=1)) is None, "ten minutes of peace are forgiven"
+    assert failure_of(Pod(crashing(restarts=2)), NOW) is None
+    assert failure_of(Pod(crashing(restarts=3)), NOW.replace(hour=1)) is None, "ten minutes of peace are forgiven"
 
 
 def test_a_node_whose_clock_is_ahead_does_not_keep_a_pod_failed_for_hours() -> None:
-    assert failure_of(crashing(restarts=3), NOW - timedelta(minutes=5)) is not None
-    assert failure_of(crashing(restarts=3), NOW - timedelta(hours=8)) is None
+    assert failure_of(Pod(crashing(restarts=3)), NOW - timedelta(minutes=5)) is not None
+    assert failure_of(Pod(crashing(restarts=3)), NOW - timedelta(hours=8)) is None

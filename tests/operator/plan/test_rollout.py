@@ -14,6 +14,7 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.rollout import unblock_rollout
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import DELETION_COST, deletion_costs
 from harness.objects import applied, container, leaving, lose, observed, pod, situation, stored
 
@@ -68,7 +69,7 @@ def test_a_raised_max_unavailable_is_kept_until_the_controller_has_seen_it() -> 
     assert room(seen.with_child(DEPLOYMENT, live)) == 2
     live["status"]["observedGeneration"] += 1
     assert room(seen.with_child(DEPLOYMENT, live)) == 2
-    assert room(replace(seen, pods=(pod(),)).with_child(DEPLOYMENT, live)) == 1, "and taken back when all is done"
+    assert room(replace(seen, pods=(Pod(pod()),)).with_child(DEPLOYMENT, live)) == 1, "and taken back when all is done"
 
 
 def test_a_deployment_of_another_owner_is_ignored() -> None:
@@ -110,7 +111,7 @@ def scaled_down(seen: Situation) -> Situation:
 
 
 def costs(plan: Plan) -> dict[str, str]:
-    return {each.pod["metadata"]["name"].removeprefix("chat-new-"): each.cost for each in plan.deletion_costs}
+    return {each.pod.name.removeprefix("chat-new-"): each.cost for each in plan.deletion_costs}
 
 
 def test_before_a_scale_down_the_deletion_cost_is_the_tokens_in_flight() -> None:
@@ -155,7 +156,7 @@ def test_no_cost_is_set_in_the_steady_state() -> None:
 
 def test_loads_are_read_only_if_pods_are_to_be_removed_and_their_loads_are_unknown() -> None:
     def loads_to_read(seen: Situation) -> list[str]:
-        return [pod["metadata"]["name"] for pod in plan_of(seen).loads_to_read]
+        return [pod.name for pod in plan_of(seen).loads_to_read]
 
     known = fleet(a=1.0, b=2.0)
     unknown = replace(known, in_flight_tokens={})
@@ -171,9 +172,9 @@ def test_loads_are_read_only_if_pods_are_to_be_removed_and_their_loads_are_unkno
 
 def test_an_unchanged_deletion_cost_is_not_written_again() -> None:
     seen = scaled_down(fleet(a=700.0, b=5.0))
-    first = {**seen.observed.pods[0]}
+    first = {**seen.observed.pods[0].obj}
     first["metadata"] = {**first["metadata"], "annotations": {DELETION_COST: "700"}}
-    assert costs(plan_of(edited(seen, pods=(first, *seen.observed.pods[1:])))) == {"b": "5"}
+    assert costs(plan_of(edited(seen, pods=(Pod(first), *seen.observed.pods[1:])))) == {"b": "5"}
 
 
 def test_a_pod_with_unknown_load_counts_as_the_busiest() -> None:
@@ -185,7 +186,7 @@ def test_a_pod_with_unknown_load_counts_as_the_busiest() -> None:
 
 def test_pods_that_are_deleted_first_anyway_and_single_pods_get_no_cost() -> None:
     seen = fleet(a=9.0, b=8.0)
-    others = (pod(name="unready"), leaving(pod(name="leaving", ready=True)))
+    others = (Pod(pod(name="unready")), Pod(leaving(pod(name="leaving", ready=True))))
     assert costs(plan_of(scaled_down(edited(seen, pods=(*seen.observed.pods, *others))))) == {"a": "9", "b": "8"}
     assert plan_of(scaled_down(edited(seen, pods=(seen.observed.pods[0], *others)))).deletion_costs == ()
 

@@ -17,6 +17,7 @@ from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands.drain_test import add_arguments, run
 from fastgen_operator.plugin.main import _Parser
 from fastgen_operator.plugin.screen import Screen
+from fastgen_operator.pods import Pod
 from support.namespace import Object
 
 PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'
@@ -63,18 +64,20 @@ class Pods:
     def resource(self, name: str) -> Object:
         return {"spec": {"model": {"servedName": "served"}}, "metadata": {"name": name}}
 
-    def pods(self, _: str) -> list[Object]:
+    def pods(self, _: str) -> list[Pod]:
         condition = {"type": "Ready", "status": "True"}
         metadata = {"namespace": "space", "creationTimestamp": ""}
         return [
-            {"metadata": {**metadata, "name": name, "uid": name}, "spec": {}, "status": {"conditions": [condition]}}
+            Pod(
+                {"metadata": {**metadata, "name": name, "uid": name}, "spec": {}, "status": {"conditions": [condition]}}
+            )
             for name in self.names
         ]
 
-    def evict(self, pod: Object) -> None:
+    def evict(self, pod: Pod) -> None:
         if self.ending == "refused":
             raise PluginError("evicting pod b: Cannot evict pod as it would violate the pod's disruption budget.")
-        assert pod["metadata"]["name"] == "b"
+        assert pod.name == "b"
         self.evicted.set()
         self.gone_at = time.monotonic() + 0.3
 

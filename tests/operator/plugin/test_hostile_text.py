@@ -19,6 +19,7 @@ from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands import logs, status, top
 from fastgen_operator.plugin.pages import fleet_page, page, resource_page
 from fastgen_operator.plugin.screen import Screen
+from fastgen_operator.pods import Pod
 from support.namespace import Object
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -61,7 +62,7 @@ def chat() -> Object:
     return {**found, "status": {**hostile(told), "conditions": conditions}}
 
 
-def pod() -> Object:
+def pod() -> Pod:
     found: Object = hostile(
         {
             "metadata": {"name": "chat-1", "namespace": "space", "creationTimestamp": START},
@@ -69,7 +70,7 @@ def pod() -> Object:
             "status": {"phase": "Running", "reason": "r", "message": "m", "conditions": []},
         }
     )
-    return found
+    return Pod(found)
 
 
 def is_harmless(text: str) -> bool:
@@ -109,7 +110,7 @@ class Pods:
     def resource(self, _: str) -> Object:
         return {}
 
-    def pods(self, _: str) -> list[Object]:
+    def pods(self, _: str) -> list[Pod]:
         return [pod()]
 
     def log(self, *_: object) -> Iterator[str]:

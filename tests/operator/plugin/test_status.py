@@ -28,6 +28,7 @@ from fastgen_operator.plugin.pages import resource_page
 from fastgen_operator.plugin.reference import PAGE_PATH, commands_page
 from fastgen_operator.plugin.remedies import DATA, PAGE, remedies_of, remedy
 from fastgen_operator.plugin.screen import Screen, age
+from fastgen_operator.pods import Pod
 from fastgen_operator.runtime.http_servers import JsonServer
 from harness.objects import stored
 from harness.process import client
@@ -104,7 +105,7 @@ PODS = [
 
 
 def test_the_screen_has_the_pods_with_states_the_load_the_decisions_and_the_remedies() -> None:
-    found = overview_of(chat(), PODS, NOW)
+    found = overview_of(chat(), [*map(Pod, PODS)], NOW)
     states = {each.name: each.state for each in found.pods}
     assert states == {
         **{"a": "Ready", "b": "Straggler", "c": "Failing", "e": "Unschedulable", "f": "Draining", "g": "Lost"}
@@ -314,7 +315,7 @@ def test_the_load_of_a_pod_is_a_bar_of_decode_and_prompt_tokens_against_the_toke
     gone = PluginError("pod <b> does not answer")
     before = {"a": scrape(0, 0, 0, 0), "b": gone}
     load, whole = load_between(before, {"a": scrape(2, 10, 600, 200), "b": gone, "c": scrape(2, 1, 1, 1)})
-    text = resource_page(overview_of(chat(), PODS, NOW), load, whole, NOW, "nonce")
+    text = resource_page(overview_of(chat(), [*map(Pod, PODS)], NOW), load, whole, NOW, "nonce")
     words = "80% of the token budget: 20% decode, 60% prompt tokens"
     assert text.count(f'aria-label="{words}"') == 2, "of the pod, and of all"
     assert '<i class="decode" style="width:20.0%"></i><i class="prompt" style="width:60.0%"></i>' in text

@@ -15,6 +15,7 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan
+from fastgen_operator.pods import Pod
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
@@ -122,7 +123,7 @@ def test_events_of_a_stuck_pod_are_read_at_most_every_five_seconds_whatever_the_
     client: Any = Reader()
     events, stuck = PodEvents(client), pod()
     stuck["metadata"] |= {"uid": "u", "creationTimestamp": "2025-12-31T00:00:00Z"}
-    seen = Observed(stored(), pods=(stuck,))
+    seen = Observed(stored(), pods=(Pod(stuck),))
     for seconds, reads in ((0, 1), (4, 1), (5, 2), (-8 * 3600, 3), (-8 * 3600 + 4, 3)):
         assert events.failures(seen, T0 + timedelta(seconds=seconds)) == {}
         assert read == ["Event involvedObject.uid=u"] * reads, seconds
@@ -143,7 +144,7 @@ def test_the_cause_of_a_stuck_pod_stays_while_its_events_cannot_be_read() -> Non
     client: Any = Reader()
     events, stuck = PodEvents(client), pod()
     stuck["metadata"] |= {"uid": "u", "creationTimestamp": "2025-12-31T00:00:00Z"}
-    seen, said = Observed(stored(), pods=(stuck,)), []
+    seen, said = Observed(stored(), pods=(Pod(stuck),)), []
     for number in range(5):
         found = events.failures(seen, T0 + number * timedelta(seconds=5))
         said.append([failure.message.rpartition(": ")[2] for failure in found.values()])
@@ -233,7 +234,7 @@ def test_pods_are_not_created_before_their_network_policy(kind: Kind, status: in
 
 
 def scale_down() -> Plan:
-    return Plan((SetDeletionCost(pod(), "7"),), restoring().applies)
+    return Plan((SetDeletionCost(Pod(pod()), "7"),), restoring().applies)
 
 
 def test_the_costs_are_written_before_the_replicas() -> None:
@@ -302,7 +303,7 @@ def test_a_fingerprint_that_a_webhook_rewrites_is_reported_at_once_and_not_writt
     work = PlanExecutor(fake, Recorder(fake), lambda: T0)
     wanted = {**manifest(), "spec": {"replicas": 2}}
     seen = Observed(resource=stored()).with_child(DEPLOYMENT, fake.apply(DEPLOYMENT, wanted, None))
-    costs = (SetDeletionCost(pod(), "7"),)
+    costs = (SetDeletionCost(Pod(pod()), "7"),)
     plan = Plan(costs, (Apply(DEPLOYMENT, wanted, "restored: spec.replicas had been changed", "spec.replicas"),))
     problem = work.run(plan, seen)[1]
     assert problem is not None

@@ -15,6 +15,7 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
@@ -298,7 +299,7 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ),
     (
         "a download that holds the volume",
-        replace(observed(pod(scheduled=NO_GPU), owner=stored(**ONE_NODE)), fetch_pods=(pod("fetch"),)),
+        replace(observed(pod(scheduled=NO_GPU), owner=stored(**ONE_NODE)), fetch_pods=(Pod(pod("fetch")),)),
         PODS_SCHEDULED,
         "False",
         "VolumeOnOneNode",
@@ -345,7 +346,7 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ),
     (
         "a download without room on the node of the replicas",
-        replace(observed(pod("old"), owner=CACHED), fetch_pods=(pod(scheduled=NO_MEMORY),)),
+        replace(observed(pod("old"), owner=CACHED), fetch_pods=(Pod(pod(scheduled=NO_MEMORY)),)),
         MODEL_CACHED,
         "False",
         "VolumeOnOneNode",
@@ -493,7 +494,7 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ),
     (
         "a download pod without a volume",
-        Observed(resource=CACHED, fetch_pods=(pod(scheduled=UNBOUND),)),
+        Observed(resource=CACHED, fetch_pods=(Pod(pod(scheduled=UNBOUND)),)),
         MODEL_CACHED,
         "False",
         "VolumeNotBound",
@@ -501,7 +502,7 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ),
     (
         "a download pod without a node",
-        Observed(resource=CACHED, fetch_pods=(pod(scheduled=NO_MEMORY),)),
+        Observed(resource=CACHED, fetch_pods=(Pod(pod(scheduled=NO_MEMORY)),)),
         MODEL_CACHED,
         "False",
         "Unschedulable",

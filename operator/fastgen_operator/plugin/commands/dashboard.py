@@ -18,12 +18,13 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from fastgen.api_client.metrics import Scrape
-from fastgen_operator.kinds import OWNER_LABEL, Key, Object
+from fastgen_operator.kinds import OWNER_LABEL, Key
 from fastgen_operator.plugin import pages
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, serving
 from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.screen import Screen
+from fastgen_operator.pods import Pod
 
 _ADDRESS: Final = "127.0.0.1"
 # Other host names are rejected, because a page of another site could make its name resolve to this address.
@@ -55,7 +56,7 @@ class Loads:
         self._lock = Lock()
         self._seen: dict[Key, tuple[MetricsReader, Mapping[str, Scrape | PluginError]]] = {}
 
-    def read(self, key: Key, pods: Sequence[Object]) -> tuple[dict[str, Figures | str], Figures | None]:
+    def read(self, key: Key, pods: Sequence[Pod]) -> tuple[dict[str, Figures | str], Figures | None]:
         """Return the figures of each ready pod, or why there are none, and of all pods together."""
         with self._lock:
             reader, before = self._seen.get(key, (MetricsReader(self._cluster), {}))

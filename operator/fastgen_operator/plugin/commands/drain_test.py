@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any, Final
 
 from fastgen.api_client.api_keys import own_key
-from fastgen_operator.kinds import POD, Object
+from fastgen_operator.kinds import POD
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.screen import Screen
 from fastgen_operator.plugin.streams import POLL_SECONDS, SILENCE_SECONDS, Load
+from fastgen_operator.pods import Pod
 
 _MOST_STREAMS: Final = 64
 
@@ -86,7 +86,7 @@ def _confirm(options: argparse.Namespace, victim: str) -> None:
 def _evict(load: Load, victim: str, before: list[str], timeout: float) -> dict[str, Any]:
     """Evict a pod and wait until as many are ready as before; return what happened."""
     _wait(lambda: load.num_open(victim) > 0, SILENCE_SECONDS, f"no stream began on pod {victim}")
-    (pod,) = (pod for pod in load.pods() if name_of(pod) == victim)
+    (pod,) = (pod for pod in load.pods() if pod.name == victim)
     open_streams = load.num_open(victim)
     load.cluster.evict(pod)
     began = time.monotonic()
@@ -115,14 +115,14 @@ def _wait(condition: Callable[[], bool], seconds: float, failure: str) -> None:
         time.sleep(POLL_SECONDS / 5)
 
 
-def _is_gone(cluster: Cluster, pod: Object) -> bool:
+def _is_gone(cluster: Cluster, pod: Pod) -> bool:
     try:
-        live = cluster.request("GET", POD.path(pod["metadata"]["namespace"], name_of(pod)))
+        live = cluster.request("GET", POD.path(pod.namespace, pod.name))
     except KubeError as error:
         if error.status == 404:
             return True
         raise PluginError(str(error)) from error
-    return bool(live["metadata"]["uid"] != pod["metadata"]["uid"])
+    return bool(live["metadata"]["uid"] != pod.uid)
 
 
 def _tell(report: dict[str, Any], load: Load, screen: Screen, output: str) -> None:

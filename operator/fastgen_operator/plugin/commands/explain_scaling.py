@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from fastgen.version import VERSION
 from fastgen_operator.autoscale.journal import Entry, Journal, journal_from_json, to_json
-from fastgen_operator.kinds import Key, Object
-from fastgen_operator.objects import name_of
+from fastgen_operator.kinds import Key
 from fastgen_operator.plugin.arithmetic import Replay, steps_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, age, wrapped
+from fastgen_operator.pods import Pod
 from fastgen_operator.runtime.http_servers import DECISIONS_PATH
 from fastgen_operator.runtime.settings import Settings
 
@@ -90,11 +90,11 @@ def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal
     Raises:
         PluginError: no operator has decided on the resource, or the user lacks the rights.
     """
-    pods = [pod for pod in cluster.pods_with(namespace, _SELECTOR) if pod["status"].get("phase") == "Running"]
+    pods = [pod for pod in cluster.pods_with(namespace, _SELECTOR) if pod.phase == "Running"]
     if not pods:
         raise PluginError(f'no operator runs in namespace "{namespace}": use --operator-namespace')
     for pod in pods:
-        name = name_of(pod)
+        name = pod.name
         try:
             with closing(cluster.connection(namespace, name, _port(pod), _SECONDS)) as connection:
                 connection.request("GET", f"{DECISIONS_PATH}/{'/'.join(key)}")
@@ -123,9 +123,9 @@ def _journal(found: dict[str, Any]) -> Journal:
         ) from error
 
 
-def _port(pod: Object) -> int:
+def _port(pod: Pod) -> int:
     """Return the decisions port from the arguments of the operator's container, or the default."""
-    for container in pod["spec"]["containers"]:
+    for container in pod.obj["spec"]["containers"]:
         if found := re.search(r"--decisions-port[= ](\d+)", " ".join(container.get("args", ()))):
             return int(found[1])
     return Settings(engine_image="").decisions_port

@@ -8,12 +8,10 @@ import threading
 import time
 from typing import Final
 
-from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, printable
-from fastgen_operator.pods import ENGINE_CONTAINER
+from fastgen_operator.pods import ENGINE_CONTAINER, Pod
 
 # With --follow, the interval between two looks for new pods.
 _POLL_SECONDS: Final = 2.0
@@ -44,8 +42,8 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     while True:
         for pod in pods:
             # Try a pod again if its container does not run yet.
-            if pod["metadata"]["uid"] not in seen and _runs(pod, options.container):
-                seen.add(pod["metadata"]["uid"])
+            if pod.uid not in seen and _runs(pod, options.container):
+                seen.add(pod.uid)
                 threading.Thread(target=reader.read, args=(pod,), daemon=True).start()
         time.sleep(_POLL_SECONDS)
         pods = cluster.pods(options.name)
@@ -61,9 +59,9 @@ class _Reader:
         self._lock = threading.Lock()
         self._colours: dict[str, str] = {}
 
-    def read(self, pod: Object) -> bool:
+    def read(self, pod: Pod) -> bool:
         """Print the log of a pod; return whether it has one."""
-        name = name_of(pod)
+        name = pod.name
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         prefix = self._screen.paint(f"[{name}]", colour)
         try:
@@ -77,8 +75,6 @@ class _Reader:
         return True
 
 
-def _runs(pod: Object, container: str) -> bool:
+def _runs(pod: Pod, container: str) -> bool:
     """Return whether the container runs or has run."""
-    status = pod.get("status", {})
-    statuses = (*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ()))
-    return any(each["name"] == container and "waiting" not in each.get("state", {}) for each in statuses)
+    return any(each.name == container and "waiting" not in each.status.get("state", {}) for each in pod.containers)

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from fastgen_operator.kinds import Object
-from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, milliseconds, serving
 from fastgen_operator.plugin.screen import Cell, Row, Screen
-from fastgen_operator.pods import is_ready
+from fastgen_operator.pods import Pod
 
 _LEAST, _MOST = 0.1, 3600.0
 _HEADER: Final = (
@@ -60,13 +58,13 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 
 
 def view(
-    title: str, pods: Sequence[Object], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
+    title: str, pods: Sequence[Pod], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
 ) -> list[str]:
     """Return a table of pods and their total; `found`: figures, or why there are none."""
     rows: list[Row] = [_HEADER]
     notes = []
     for pod in pods:
-        name, figures = name_of(pod), found.get(name_of(pod))
+        name, figures = pod.name, found.get(pod.name)
         if isinstance(figures, Figures):
             rows.append((name, _state(pod), *_cells(figures)))
             continue
@@ -92,10 +90,10 @@ def _cells(figures: Figures) -> tuple[Cell | str, ...]:
     )
 
 
-def _state(pod: Object) -> Cell:
-    if is_terminating(pod):
+def _state(pod: Pod) -> Cell:
+    if pod.is_terminating:
         return Cell("Draining", "cyan")
-    return Cell("Ready", "green") if is_ready(pod) else Cell("NotReady", "yellow")
+    return Cell("Ready", "green") if pod.is_ready else Cell("NotReady", "yellow")
 
 
 def _to_json(found: dict[str, Figures | str], whole: Figures | None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from typing import Final
 from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.pod_failures import state_of
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import is_ready, is_starting, pending_message
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 AVAILABLE: Final = "Available"
@@ -27,14 +26,14 @@ def available(situation: Situation) -> Condition:
     if wanted == 0:
         return true("ScaledToZero", "scaled to 0 replicas: no requests are served")
     pods = observed.current_pods
-    waiting = [pod for pod in pods if not is_ready(pod)]
+    waiting = [pod for pod in pods if not pod.is_ready]
     count = len(pods) - len(waiting)
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
         return true("AllReplicasReady", message)
     first = f"; {state_of(waiting[0], situation.failures)}" if waiting else ""
-    older = sum(is_ready(pod) for pod in observed.older_pods)
-    scales_up = all(is_starting(pod) or pending_message(pod) is not None for pod in waiting)
+    older = sum(pod.is_ready for pod in observed.older_pods)
+    scales_up = all(pod.is_starting or pod.pending is not None for pod in waiting)
     if situation.spec.has_minimum(count) and not older and scales_up:
         return true("ScalingUp", message + first)
     serving = f" ({older} of an older revision still {'serves' if older == 1 else 'serve'})" if older else ""

@@ -20,24 +20,12 @@ from urllib.parse import urlsplit
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
 from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
-from fastgen_operator.kinds import QUEUE_LABEL, Object
-from fastgen_operator.objects import is_terminating, name_of
+from fastgen_operator.kinds import QUEUE_LABEL
+from fastgen_operator.objects import name_of
 from fastgen_operator.plan.model_cache import serves_model
 from fastgen_operator.plan.observed import has_condition
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import (
-    IMAGE_PULL_REASONS,
-    container_of,
-    gate_message,
-    is_overdue,
-    is_ready,
-    is_silent,
-    last_line,
-    node_of,
-    queue_message,
-    termination_message,
-    unschedulable_message,
-)
+from fastgen_operator.pods import IMAGE_PULL_REASONS, Pod, last_line, queue_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import is_about_volume
 
@@ -84,7 +72,7 @@ def model_cached(situation: Situation) -> Condition:
         return true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
     pods = observed.current_pods
     # A ready pod has the model, whatever has become of its init container.
-    missing = [pod for pod in pods if not is_ready(pod) and not container_of(pod, FETCH_CONTAINER).has_succeeded]
+    missing = [pod for pod in pods if not pod.is_ready and not pod.container(FETCH_CONTAINER).has_succeeded]
     if pods and not missing:
         return true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
     # PodsScheduled reports the others, and what to do.
@@ -118,27 +106,27 @@ def _of_jobs(situation: Situation) -> Condition | None:
     return None
 
 
-def _of_pods(pods: Iterable[Object], situation: Situation) -> Condition:
+def _of_pods(pods: Iterable[Pod], situation: Situation) -> Condition:
     """Return the condition of the first failed download pod, else of the first pod."""
     pods = tuple(pods)
-    said = [_of_pod(pod, situation) for pod in pods if not is_terminating(pod)]
-    leaving = [pod for pod in pods if is_terminating(pod) and node_of(pod)]
+    said = [_of_pod(pod, situation) for pod in pods if not pod.is_terminating]
+    leaving = [pod for pod in pods if pod.is_terminating and pod.node]
     if not said and leaving:
         # The Job starts no other pod before it has ended: both would write the same files.
-        words = termination_message(leaving[0], situation.now)
-        if is_overdue(leaving[0], situation.now):
+        words = leaving[0].termination_message(situation.now)
+        if leaving[0].is_overdue(situation.now):
             return _false("DownloadFailed", words)
         return unknown("Downloading", f"the next attempt waits: {words}")
     none = unknown("Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
 
-def _of_pod(pod: Object, situation: Situation) -> Condition:
+def _of_pod(pod: Pod, situation: Situation) -> Condition:
     observed, spec = situation.observed, situation.spec
-    name = name_of(pod)
+    name = pod.name
     if (known := situation.failures.get(name)) is not None:
         return _false(known.reason, known.message)
-    if (words := unschedulable_message(pod)) is not None:
+    if (words := pod.unschedulable) is not None:
         if is_about_volume(words):
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
@@ -147,9 +135,9 @@ def _of_pod(pod: Object, situation: Situation) -> Condition:
             remedy = "make room on that node, or remove spec.cache and add it again with accessMode ReadWriteMany"
             return _false(VOLUME_ON_ONE_NODE, f"pod {name} cannot be scheduled: {words}; it must run {place}", remedy)
         return _false("Unschedulable", f"pod {name} cannot be scheduled: {words}")
-    if (words := gate_message(pod)) is not None:
+    if (words := pod.gate) is not None:
         return _false("SchedulingGated", f"pod {name}: {words}")
-    fetch = container_of(pod, FETCH_CONTAINER)
+    fetch = pod.container(FETCH_CONTAINER)
     waiting, ended = fetch.waiting.get("reason"), fetch.ended
     words = fetch.waiting.get("message", "")
     if waiting == "CreateContainerConfigError":
@@ -159,8 +147,8 @@ def _of_pod(pod: Object, situation: Situation) -> Condition:
     if waiting in IMAGE_PULL_REASONS:
         image = fetch.status.get("image", "")
         return _false("DownloadFailed", f"pod {name}: the image {image} cannot be pulled: {words}")
-    if is_silent(pod):
-        words = f"pod {name}: its node {node_of(pod)} does not respond"
+    if pod.is_silent:
+        words = f"pod {name}: its node {pod.node} does not respond"
         return unknown("Downloading", words)
     if ended is None or ended.get("exitCode") == 0:
         return unknown("Downloading", f"pod {name} is downloading {spec.model.source}")
@@ -174,10 +162,10 @@ def _of_pod(pod: Object, situation: Situation) -> Condition:
     return _false(reason, last, _REMEDIES.get(reason, ""))
 
 
-def _waits_for_node(pod: Object) -> bool:
+def _waits_for_node(pod: Pod) -> bool:
     """Return whether the pod gets no node, for another reason than a claim without a volume."""
-    words = unschedulable_message(pod)
-    return gate_message(pod) is not None or (words is not None and not is_about_volume(words))
+    words = pod.unschedulable
+    return pod.gate is not None or (words is not None and not is_about_volume(words))
 
 
 def _false(reason: str, message: str, remedy: str = "") -> Condition:

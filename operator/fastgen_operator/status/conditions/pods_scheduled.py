@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
-from fastgen_operator.objects import is_terminating, name_of
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import gate_message, is_scheduled, node_of, termination_message, unschedulable_message
+from fastgen_operator.pods import by_name
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 
@@ -31,20 +30,20 @@ def pods_scheduled(situation: Situation) -> Condition:
     if not pods:
         return unknown("NoPods", "no pod of the current template exists yet")
     nodes = volume_nodes(spec, (*observed.pods, *observed.fetch_pods))
-    stuck = [(pod, words) for pod in pods if (words := unschedulable_message(pod)) is not None]
+    stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
     if stuck:
         gpu = spec.resources.gpu
         short = [(pod, words) for pod, words in stuck if gpu.count > 0 and is_short_of(gpu.resource_name, words)]
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
-        message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {name_of(pod)}: {words}"
+        message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {pod.name}: {words}"
         return false(reason, message + _hint(situation, nodes, words))
-    held = [(pod, words) for pod in pods if (words := gate_message(pod)) is not None]
+    held = [(pod, words) for pod in pods if (words := pod.gate) is not None]
     if held:
         pod, words = held[0]
-        message = f"{len(held)} of {len(pods)} pods held back; pod {name_of(pod)}: {words}"
+        message = f"{len(held)} of {len(pods)} pods held back; pod {pod.name}: {words}"
         return false("SchedulingGated", message)
-    waiting = [pod for pod in pods if not is_scheduled(pod)]
+    waiting = [pod for pod in pods if not pod.is_scheduled]
     if waiting:
         message = f"{len(waiting)} of {len(pods)} pods not yet handled by the scheduler"
         return unknown("WaitingForScheduler", message)
@@ -57,9 +56,9 @@ def _hint(situation: Situation, nodes: Sequence[str], words: str) -> str:
     """Return what keeps the pods from a node, if that is this resource itself, and the remedy."""
     observed, spec = situation.observed, situation.spec
     hint = f"; all replicas must run {_on_one_node(observed, nodes)}" if nodes else ""
-    terminating = sorted((pod for pod in observed.pods if is_terminating(pod) and node_of(pod)), key=name_of)
+    terminating = by_name(pod for pod in observed.pods if pod.is_terminating and pod.node)
     if terminating:
-        return f"{hint}; {termination_message(terminating[0], situation.now)}"
+        return f"{hint}; {terminating[0].termination_message(situation.now)}"
     if spec.rollout.max_unavailable == 0 and observed.older_pods:
         return (
             f"{hint}; spec.rollout.maxUnavailable is 0, so the new pod needs room next to the old ones: "

@@ -29,12 +29,11 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import condition_of, name_of
+from fastgen_operator.objects import condition_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
 from fastgen_operator.plan.observed import Observed, is_paused, is_rollout_observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import is_ready, pod_condition
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PROGRESSING: Final = "Progressing"
@@ -84,7 +83,7 @@ def is_refused(resource: Object) -> bool:
 
 def _of_one_pod(situation: Situation) -> Failure | None:
     known, pods = situation.failures, situation.observed.current_pods
-    each = (failure_of(pod, situation.now) or known.get(name_of(pod)) for pod in pods)
+    each = (failure_of(pod, situation.now) or known.get(pod.name) for pod in pods)
     if not (found := [failure for failure in each if failure is not None]):
         return None
     others = len(found) - 1
@@ -94,17 +93,13 @@ def _of_one_pod(situation: Situation) -> Failure | None:
 
 def _of_ended_pods(observed: Observed) -> Failure | None:
     pods = observed.current_pods
-    since = max(
-        (pod_condition(pod, "Ready").get("lastTransitionTime", "") for pod in pods if is_ready(pod)), default=""
-    )
+    since = max((pod.condition("Ready").get("lastTransitionTime", "") for pod in pods if pod.is_ready), default="")
     # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
-    ended = [pod for pod in observed.failed_pods if not since or pod["metadata"].get("creationTimestamp", "") > since]
-    if len(ended) < FAILED_PODS or all(is_ready(pod) for pod in pods):
+    ended = [pod for pod in observed.failed_pods if not since or pod.created > since]
+    if len(ended) < FAILED_PODS or all(pod.is_ready for pod in pods):
         return None
-    last = max(ended, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), name_of(pod)))
-    status = last["status"]
-    words = f"pod {name_of(last)}: {status.get('reason', 'failed')}: {status.get('message', 'no reason given')}"
-    return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {words}")
+    last = max(ended, key=lambda pod: (pod.created, pod.name))
+    return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {last.end}")
 
 
 def _of_the_deployment(situation: Situation, status: Object) -> Failure | None:
@@ -114,7 +109,7 @@ def _of_the_deployment(situation: Situation, status: Object) -> Failure | None:
         return Failure("ReplicaFailure", f"the API server rejects new pods: {words}")
     if progress.get("status") != "False":
         return None
-    waiting = [pod for pod in situation.observed.current_pods if not is_ready(pod)]
+    waiting = [pod for pod in situation.observed.current_pods if not pod.is_ready]
     state = state_of(waiting[0], situation.failures) if waiting else "no pod of the current template exists"
     seconds = situation.spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")

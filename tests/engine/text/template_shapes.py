@@ -59,6 +59,12 @@ SHAPES: dict[str, Shape] = {
     "granite_3": Shape(tools=True),
     "command_r": Shape(),
     "gpt_oss": Shape(),  # gpt-oss
+    "kimi_k2": Shape(parts=ALL),
+    "minimax_m2": Shape(parts=ALL, null=False),
+    "qwen_3_5": Shape(parts=ALL),  # qwen 3.5 and 3-vl
+    "deepseek_v3_1": Shape(),
+    "mistral_small_3": Shape(parts=frozenset({"assistant", "user"})),  # small 3.1 and 3.2
+    "command_r7b": Shape(),
     "parts_only": Shape(strings=NONE, parts=ALL, null=False),  # smolvlm, idefics and llava: parts only
     "parts_in_a_variable": Shape(parts=ALL, null=False),
 }

@@ -63,6 +63,19 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": None, "tool_calls": [call(1)]},
         answer(1, [part("a.txt"), part("b.txt")]),
     ],
+    "call, parts": [USER, {"role": "assistant", "content": [part("I look.")], "tool_calls": [call(1)]}, answer(1)],
+    "list of no calls": [USER, {**DONE, "tool_calls": []}, USER],
+    "null calls": [USER, {**DONE, "tool_calls": None, "refusal": None, "audio": None}, USER],
+    "calls in two turns": [
+        *(USER, {"role": "assistant", "content": None, "tool_calls": [call(1)]}, answer(1), DONE, USER),
+        *({"role": "assistant", "content": "Again.", "tool_calls": [call(2)]}, answer(2)),
+    ],
+    "unnamed result": [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call(1, '{"a": "\\u00e9\\n{}", "b": true, "c": {}}')]},
+        {"role": "tool", "tool_call_id": "abcdefgh1", "content": "f"},
+    ],
+    "marks in text": [{"role": "user", "content": "{{ x }} {% raw %} <think>a</think> \u2028 \\n"}, DONE, USER],
     "reasoning": [USER, {**DONE, "reasoning_content": "Listing."}, USER],
     "reasoning and call": [
         USER,
@@ -75,7 +88,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 def expected_form(message: dict[str, Any], shape: Shape) -> dict[str, Any]:
     """Return a message as the author of the template would pass it to transformers."""
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
-    form = dict(message)
+    form = {name: value for name, value in message.items() if value is not None and value != []}
     if isinstance(content, list) and role not in shape.parts:
         content = "\n".join(item["text"] for item in content)
     if calls:

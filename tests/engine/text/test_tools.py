@@ -116,6 +116,41 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": NaN}}]',
         ("", [("f", '{"a": NaN}')]),
     ),
+    # Shapes of public bug reports.
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", [("f", "{}")])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": ""}</tool_call>', ("", [("f", "{}")])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": [{"b": 1}]}}</tool_call>',
+        ("", [("f", '{"a": [{"b": 1}]}')]),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "mkdir {b,c}; echo </tool_call> <tool_call>"}}</tool_call>\nok',
+        ("\nok", [("f", '{"a": "mkdir {b,c}; echo </tool_call> <tool_call>"}')]),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "\\u00e9\\ud83d\\ude00"}, "id": "x"}</tool_call>',
+        ("", [("f", '{"a": "\\u00e9\\ud83d\\ude00"}')]),
+    ),
+    (HERMES, '<tool_call>{"name": "f", "argu', ('<tool_call>{"name": "f", "argu', [])),
+    (HERMES, '<tool_call>{"name": "g"}</tool_call></tool_call>}\n</tool_call>', ("", [("g", "{}")])),
+    (HERMES, "<tool_call><function=f></function></tool_call>", ("<tool_call><function=f></function></tool_call>", [])),
+    (
+        LLAMA,
+        '<|python_tag|>{"name": "f", "parameters": {"a": ";}"}}<|python_tag|>{"name": "g", "parameters": {}}',
+        ("", [("f", '{"a": ";}"}'), ("g", "{}")]),
+    ),
+    (LLAMA, '{"name": "f", "parameters": {}}\n{"name": "g"} Done.', (" Done.", [("f", "{}"), ("g", "{}")])),
+    (LLAMA, '<|python_tag|>f.call(query="x")', ('<|python_tag|>f.call(query="x")', [])),
+    (PLAIN, '```\n[{"name": "f", "arguments": {}}]\n```\nso', ("\nso", [("f", "{}")])),
+    (LISTS, '[TOOL_CALLS]{"name": "f", "arguments": {"a": "]"}}', ("", [("f", '{"a": "]"}')])),
+    (LISTS, '[TOOL_CALLS]{"x": 1}', ('[TOOL_CALLS]{"x": 1}', [])),
+    (ARGS, '[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g-h{}\nso', ("\nso", [("f", '{"a": 1}'), ("g-h", "{}")])),
+    (ARGS, "[TOOL_CALLS]see {x}", ("[TOOL_CALLS]see {x}", [])),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}\n\nHm.', ("\n\nHm.", [("f", '{"a": "[TOOL_CALLS]"}')])),
+    (ARGS, '[TOOL_CALLS]f[ARGS]{"a": "x', ("", [("f", '{"a": "x')])),
 ]
 
 

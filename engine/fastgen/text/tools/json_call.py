@@ -120,6 +120,8 @@ def _call_in(value: object) -> tuple[str, str] | None:
         return None
     if isinstance(arguments, str) and isinstance(loaded(arguments), dict):
         return name, strict(arguments)
+    if isinstance(arguments, str) and not arguments.strip():
+        return name, "{}"
     if arguments is None or isinstance(arguments, dict):
         return name, dumped(arguments or {})
     return None

@@ -1,4 +1,7 @@
-"""Mistral's formats after the token [TOOL_CALLS]: a list of objects, or a name, [ARGS] and arguments."""
+"""Mistral's formats after the token [TOOL_CALLS]: a list of objects, or a name, [ARGS] and arguments.
+
+Models also write one object instead of a list, and leave [ARGS] out, which vLLM reads too.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # required by Mistral's templates
 _LONGEST_NAME = 256
+# A name whose arguments follow at once.
+_BARE = re.compile(r"[\w.-]+(?=\{)")
 _HEAD = re.compile(rf"(?:\s|{re.escape(_CALLS)})*")
 
 
@@ -78,10 +83,14 @@ class _Reader(Machine):
         self.state = self._naming
         if body.startswith("["):
             self.state = self.read_list(self._prefix, self._behind, self._reading, marks=(_CALLS,))
+        elif body.startswith("{"):
+            self.state = self.read_call(self._prefix, None, self._behind, self._reading, marks=(_CALLS,))
         return True
 
     def _naming(self) -> bool:
-        """Parse `name[ARGS]`, with or without an id in between."""
+        """Parse `name[ARGS]`, with or without an id in between, or a bare name."""
+        if bare := _BARE.match(self.buffer[: _LONGEST_NAME + 1]):
+            return self._called(bare[0], self.buffer[bare.end() :])
         place = self.buffer.find(_ARGS)
         if place < 0 or place > _LONGEST_NAME:
             if place < 0 and not self.ended and len(self.buffer) <= _LONGEST_NAME + len(_ARGS):
@@ -94,6 +103,9 @@ class _Reader(Machine):
         if not name or not "{".startswith(arguments[:1]):
             self._show_mark()
             return True
+        return self._called(name, arguments)
+
+    def _called(self, name: str, arguments: str) -> bool:
         self.buffer = arguments
         self.note([CallBegun(self.num_calls, name)])
         self._arguments = JsonReader((_CALLS,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +41,8 @@ class ParameterSchema:
     def value(self, text: str) -> str:
         """Return the JSON value of the text.
 
-        As in vLLM, text that is not JSON stays text. Python's spelling of constants is accepted, because some templates
-        render earlier calls that way.
+        As in vLLM, text that is not JSON stays text. Python's spelling of constants, lists and dictionaries is
+        accepted, because some templates render earlier calls that way.
         """
         if self.is_text:
             return dumped(text)
@@ -51,9 +53,22 @@ class ParameterSchema:
         if constant in ("true", "false") and "boolean" in self.types and not may_be_text:
             return constant
         value = loaded(bare)
+        if value is None and self.types & {"array", "object"} and not may_be_text:
+            return _of_python(bare) or dumped(text)
         if value is None or (may_be_text and not self.types & _types_of_value(value) - {"string"}):
             return dumped(text)
         return strict(bare)
+
+
+def _of_python(text: str) -> str | None:
+    """Return a list or dictionary in Python's spelling as JSON; None if it is none."""
+    try:
+        value = ast.literal_eval(text)
+        return (
+            strict(json.dumps(value, ensure_ascii=False, allow_nan=False)) if isinstance(value, list | dict) else None
+        )
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def declared_parameters(tool: Mapping[str, Any]) -> tuple[list[str], frozenset[str]]:

@@ -158,14 +158,18 @@ class Machine:
         return found
 
     def drop(self, strays: Sequence[str], mark: str = "") -> str | None:
-        """Consume `strays` and then `mark`, each in any number and with the white space before it.
+        """Consume `strays` and `mark`, each in any number and with the white space before it; a mark comes last.
 
-        Return the text dropped, or None while the next text may belong to it.
+        Without a mark, strays alone are consumed. Return the text dropped; None while the next text may belong to it.
         """
-        found = _any_number_of(tuple(strays), mark).match(self.buffer)
+        alone, before_mark = _any_number_of(tuple(strays), mark)
+        found = before_mark.match(self.buffer) or alone.match(self.buffer)
         assert found is not None
-        body = self.buffer[found.end() :].lstrip()
-        if not self.ended and any(text.startswith(body) for text in (*strays, mark)):
+        body = self.buffer[found.end() :]
+        behind = alone.match(body)
+        assert behind is not None
+        rest = body[behind.end() :].lstrip()
+        if not self.ended and any(text.startswith(rest) for text in (*strays, mark)):
             return None
         self.buffer = self.buffer[found.end() :]
         return found[0]
@@ -178,6 +182,7 @@ class Machine:
 
 
 @cache
-def _any_number_of(strays: tuple[str, ...], mark: str) -> re.Pattern[str]:
-    either = "|".join(map(re.escape, strays))
-    return re.compile(rf"(?:\s*(?:{either}))*" + (rf"(?:\s*{re.escape(mark)})*" if mark else ""))
+def _any_number_of(strays: tuple[str, ...], mark: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return expressions of strays alone, and of strays with marks, the last of which is a mark."""
+    alone = rf"(?:\s*(?:{'|'.join(map(re.escape, strays))}))*"
+    return re.compile(alone), re.compile(rf"(?:{alone}\s*{re.escape(mark)})+" if mark else r"(?!)")

@@ -100,11 +100,26 @@ def _spelling_of(steps: Sequence[dict[str, Any]]) -> Spelling:
     if kinds == ["ByteLevel"]:
         return Spelling.BYTE_LEVEL
     if "Metaspace" in kinds or "ByteFallback" in kinds:
+        for place, step in enumerate(steps):
+            if not _is_known(step, kinds[:place]):
+                raise ConfigError(f"tokenizer: the step {json.dumps(step)} of its decoder is not supported")
         return Spelling.SENTENCE_PIECE
     raise ConfigError(
         f"tokenizer: its decoder is {'+'.join(kinds) or 'missing'}, which is not supported; only "
         "byte-level BPE and SentencePiece-like BPE are"
     )
+
+
+def _is_known(step: Mapping[str, Any], before: Sequence[str]) -> bool:
+    """Return whether a step of SentencePiece's decoder, behind others, does what `Vocabulary` does."""
+    match step:
+        case {"type": "Metaspace"}:
+            return bool(step.get("replacement", _SPACE) == _SPACE)
+        case {"type": "Replace", "pattern": {"String": text}, "content": " "}:
+            return bool(text == _SPACE)
+        case {"type": "Strip", "content": " ", "start": 0 | 1, "stop": 0}:
+            return "Fuse" in before  # otherwise it strips each token
+    return step["type"] in ("ByteFallback", "Fuse")
 
 
 def _drops_first_space(step: dict[str, Any]) -> bool:

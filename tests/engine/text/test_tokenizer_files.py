@@ -81,6 +81,64 @@ def unigram() -> Backend:
     return backend
 
 
+def changed(make: Callable[[], Backend], **parts: Any) -> Backend:
+    backend = make()
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return backend
+
+
+def pieces(*steps: decoders.Decoder) -> decoders.Decoder:
+    return decoders.Sequence([decoders.ByteFallback(), *steps])  # type: ignore[list-item]
+
+
+SPACES = decoders.Replace("▁", " ")
+LOWER = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip()])
+DIGITS = pre_tokenizers.Sequence(
+    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+# Vocabularies with parts that other models have.
+OTHER_KINDS: dict[str, Callable[[], Backend]] = {
+    "Gemma": lambda: changed(
+        sentence_piece,
+        normalizer=normalizers.Replace(" ", "▁"),
+        pre_tokenizer=pre_tokenizers.Split(" ", "merged_with_previous"),
+        decoder=pieces(SPACES, decoders.Fuse()),
+    ),
+    "GPT-NeoX": lambda: changed(byte_level, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "digits": lambda: changed(byte_level, pre_tokenizer=DIGITS, normalizer=normalizers.NFC()),
+    "normalized": lambda: changed(byte_level, normalizer=LOWER),
+    "a decoder in a list": lambda: changed(byte_level, decoder=decoders.Sequence([decoders.ByteLevel()])),
+}
+
+
+@pytest.mark.parametrize("name", ["no files", "added tokens", *("lstrip", "rstrip", "single_word", "normalized")])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_a_folder_with_other_parts_equals_auto_tokenizer(kind: str, name: str, tmp_path: Path) -> None:
+    backend = OTHER_KINDS[kind]()
+    backend.add_tokens([AddedToken("<plain>", normalized=False)])
+    write(tmp_path, backend.to_str(), FILES[name], "PreTrainedTokenizerFast")
+    assert_equal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        pieces(decoders.Replace("_", " "), decoders.Fuse()),
+        pieces(decoders.Replace("▁", "~"), decoders.Fuse()),
+        pieces(SPACES, decoders.Fuse(), decoders.Strip(" ", 2, 0)),
+        pieces(SPACES, decoders.Fuse(), decoders.Strip(" ", 1, 1)),
+        pieces(SPACES, decoders.Strip(" ", 1, 0)),
+        pieces(SPACES, decoders.WordPiece()),
+        decoders.Metaspace(replacement="_"),
+    ],
+)
+def test_a_step_of_a_decoder_that_would_change_the_text_otherwise_is_rejected(decoder: Any, tmp_path: Path) -> None:
+    write(tmp_path, changed(sentence_piece, decoder=decoder).to_str(), {}, "PreTrainedTokenizerFast")
+    with pytest.raises(ConfigError, match=r"the step \{.* of its decoder is not supported"):
+        Tokenizer.load(tmp_path)
+
+
 KINDS: dict[str, Callable[[], Backend]] = {
     "byte-level": byte_level,
     "SentencePiece": sentence_piece,

@@ -7,6 +7,7 @@ special tokens, and often something wrong, so llama.cpp finds most of them by th
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -89,7 +90,7 @@ class GGUFVocabulary:
         """
         tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(values(metadata, "tokens", str, ()))]
         if len(set(tokens)) < len(tokens):
-            twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+            twice, _ = Counter(tokens).most_common(1)[0]
             raise ConfigError(f"tokenizer.ggml.tokens: has the token {twice!r} twice; convert the model again")
         types = values(metadata, "token_type", int, [TokenType.NORMAL] * len(tokens))
         check_length("token_type", types, tokens)

@@ -32,17 +32,46 @@ def offsets(text: str, token_ids: Sequence[int], tokenizer: Tokenizer, hidden: f
     The text may contain special tokens. It lacks those that encoding added or that are hidden, and a first space that
     encoding added. A token that goes on with a character begins where the character does.
     """
-    shown, offset, found = Detokenizer(tokenizer, hidden), 0, []
-    for token_id in token_ids:
+    drops = (True, False) if tokenizer.vocabulary.drops_first_space else (False,)
+    adds = (True, False) if token_ids[0] in tokenizer.special_token_ids else (False,)
+    alignments = [
+        _aligned(text, token_ids, Detokenizer(tokenizer, hidden), tokenizer, skips_first, drops_space)
+        for skips_first in adds
+        for drops_space in drops
+    ]
+    return next((found for found, is_exact in alignments if is_exact), alignments[-1][0])
+
+
+def _aligned(
+    text: str, token_ids: Sequence[int], shown: Detokenizer, tokenizer: Tokenizer, skips_first: bool, drops_space: bool
+) -> tuple[list[int], bool]:
+    """Return where tokens begin, and whether they spell the text, up to an incomplete character at its end.
+
+    Args:
+        text: the prompt's text.
+        token_ids: the prompt's tokens.
+        shown: detokenizer of the prompt.
+        tokenizer: the model's.
+        skips_first: whether the text lacks the first token.
+        drops_space: whether it lacks the first space.
+    """
+    offset, found, is_exact = 0, [], True
+    for place, token_id in enumerate(token_ids):
         found.append(offset + shown.num_before(token_id))
         piece = shown.push([token_id])
+        if skips_first and place == 0:
+            continue
+        if drops_space and piece:
+            is_exact &= piece.startswith(" ") or token_id in tokenizer.special_token_ids
+            if piece.startswith(" "):
+                piece, drops_space = piece[1:], False
         if text.startswith(piece, offset):
             offset += len(piece)
         elif text.startswith(piece.removeprefix(" "), offset):
             offset += len(piece) - 1
         elif token_id not in tokenizer.special_token_ids:  # the normalizer changed the characters
-            offset = min(len(text), offset + len(piece))
-    return found
+            offset, is_exact = min(len(text), offset + len(piece)), False
+    return found, is_exact and offset == len(text)
 
 
 def _text(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: frozenset[int]) -> str:

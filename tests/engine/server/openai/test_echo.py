@@ -155,3 +155,46 @@ def test_special_tokens_hidden_inside_a_character_do_not_shift_the_offsets(smoll
     text = echo.echoed(ids, ids, smollm2, hidden)
     assert text == "\U0001f336 hi"
     assert echo.offsets(text, ids, smollm2, hidden) == [0, 0, 0, 0, 1]
+
+
+SPACE, A, B, C = 259, 260, 261, 262
+# A SentencePiece vocabulary, which adds a space before a text and drops it when decoding.
+PIECES = Tokenizer.load(
+    {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abc"],
+        "tokenizer.ggml.scores": [0.0] * 263,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * 4],
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shows_special", "text", "offsets"),
+    [
+        ("ab", True, "ab", [0, 0, 0, 1]),
+        (" a", True, " a", [0, 0, 0, 1]),
+        ("  a b", True, "  a b", [0, 0, 0, 1, 2, 3, 4]),
+        ("<s>a", True, "<s>a", [0, 0, 3, 3]),
+        ("<s><s>b", True, "<s><s>b", [0, 0, 3, 6, 6]),
+        ("é a", True, "é a", [0, 0, 0, 0, 1, 2]),
+        ([SPACE, SPACE, 0, SPACE, A], False, "  a", [0, 0, 1, 1, 2]),
+        ([1, SPACE, A, SPACE, B], False, "a b", [0, 0, 0, 1, 2]),
+        ([1, SPACE, A, 1, B], True, "<s> a<s>b", [0, 3, 4, 5, 8]),
+        ([1, 1, A], True, "<s><s>a", [0, 3, 6]),
+        ([A, 1, SPACE, B], False, "a b", [0, 1, 1, 2]),
+        ([SPACE, SPACE, SPACE], True, "  ", [0, 0, 1]),
+        ([SPACE, 3 + 0xC3, 3 + 0xA9, A], True, "éa", [0, 0, 0, 1]),
+        ([SPACE, A, 3 + 0xC3], True, "a", [0, 0, 1]),
+        ([3 + 0xC3, SPACE, A], True, "\ufffd a", [0, 1, 2]),
+        ([3 + 0x20, A], True, "a", [0, 0]),
+    ],
+)
+def test_offsets_skip_what_encoding_adds(
+    prompt: str | list[int], shows_special: bool, text: str, offsets: list[int]
+) -> None:
+    hidden = frozenset[int]() if shows_special else PIECES.special_token_ids
+    given = isinstance(prompt, str)
+    ids = PIECES.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+    assert text == (prompt if given else echo.echoed(prompt, ids, PIECES, hidden))
+    assert echo.offsets(text, ids, PIECES, frozenset() if given else hidden) == offsets

@@ -122,13 +122,13 @@ def _check_for_transformers(fields: Fields) -> None:
     if not isinstance(kind, str):
         raise ModelError(f"model_type is {shown(kind)}: expected the name of a decoder")
     if fields.flag("is_encoder_decoder", False):
-        raise ModelError(f"model_type is {shown(kind)}: encoder-decoder models are not served")
+        raise ModelError(f"model_type is {shown(kind)}: encoder-decoder models are not supported")
     for name in ("vision_config", "audio_config"):
         if fields.value(name) is not None:
-            raise ModelError(f"model_type is {shown(kind)} with {name}: only text models are served")
+            raise ModelError(f"model_type is {shown(kind)} with {name}: only text models are supported")
     if fields.value("quantization_config"):
-        raise ModelError("quantization_config is set: quantised checkpoints are not served, use GGUF")
+        raise ModelError("quantization_config is set: quantised checkpoints are not supported, use GGUF")
     if classes and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in classes):
-        raise ModelError(f"architectures is {shown(classes)}: only causal language models are served")
+        raise ModelError(f"architectures is {shown(classes)}: only causal language models are supported")
     for name in _LAYER_COUNTS:
         fields.integer(name, 1, most=MOST_LAYERS)

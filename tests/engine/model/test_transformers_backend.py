@@ -255,7 +255,7 @@ def test_the_self_check_rejects_a_model_with_other_logits(gpt2: Path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "only GPT2LMHeadModel is served"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "only GPT2LMHeadModel is supported"),
         ({"model_type": "nonesuch"}, "does not describe a decoder that transformers implements"),
         ({"n_layer": 4}, r"tensor transformer\.h\.3\.\S+ is missing"),
     ],

@@ -59,7 +59,7 @@ def read_kv_scales(
 
 def _scale(path: Path, name: str, stored: torch.Tensor) -> float:
     if stored.numel() != 1:
-        raise ModelError(f"{path}: tensor {name} has {stored.numel()} scales: only one scale for a layer is served")
+        raise ModelError(f"{path}: tensor {name} has {stored.numel()} scales: only one scale for a layer is supported")
     scale = float(stored.float())
     if not 0 < scale < math.inf:
         raise ModelError(f"{path}: tensor {name} is {scale}: a scale must be positive")

@@ -28,7 +28,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
     if Fields(metadata).count("split.count") > 1:
         raise ModelError(f"split.count is {metadata['split.count']}: merge the files with llama-gguf-split --merge")
     if Fields(metadata).text("general.type", "model") != "model":
-        raise ModelError(f"general.type is {shown(metadata['general.type'])}: only models are served")
+        raise ModelError(f"general.type is {shown(metadata['general.type'])}: only models are supported")
     fields = Fields(metadata, prefix=f"{kind}.")
     try:
         architecture = _describe(kind, file, fields)
@@ -41,13 +41,13 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
 def _describe(kind: str, file: Contents, fields: Fields) -> ModelArchitecture:
     metadata, names = file.metadata, frozenset(file.tensor_names())
     if not fields.flag("attention.causal", True):
-        raise ModelError(f"{fields.name_of('attention.causal')} is false: only causal attention is served")
+        raise ModelError(f"{fields.name_of('attention.causal')} is false: only causal attention is supported")
     heads, hidden = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", hidden // heads)
     for name in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
         if fields.integer(name, head_dim) != head_dim:
             raise ModelError(
-                f"{fields.name_of(name)} is {fields.integer(name)}, not the head size {head_dim}: not served"
+                f"{fields.name_of(name)} is {fields.integer(name)}, not the head size {head_dim}: not supported"
             )
     ropes = rope_configs(file, fields, head_dim)
     length = longest_sequence(fields.integer("context_length"), ropes)

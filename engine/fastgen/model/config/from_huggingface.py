@@ -79,14 +79,14 @@ def _check_common(family: Family, fields: Fields) -> None:
     """Reject values that no family supports."""
     quantization = fields.mapping("quantization_config")
     if quantization and not _quantises_only_kv_cache(quantization):
-        raise ModelError("quantization_config is set: quantised checkpoints are not served, use GGUF")
+        raise ModelError("quantization_config is set: quantised checkpoints are not supported, use GGUF")
     if not fields.flag("is_causal", True):
-        raise ModelError("is_causal is false: only causal attention is served")
+        raise ModelError("is_causal is false: only causal attention is supported")
     if fields.flag("use_bidirectional_attention", False):
-        raise ModelError("use_bidirectional_attention is true: only causal attention is served")
+        raise ModelError("use_bidirectional_attention is true: only causal attention is supported")
     activation = fields.text(family.activation_field, family.activation)
     if activation != family.activation:
-        raise ModelError(f"{family.activation_field} is {shown(activation)}: only {family.activation} is served")
+        raise ModelError(f"{family.activation_field} is {shown(activation)}: only {family.activation} is supported")
 
 
 def _quantises_only_kv_cache(quantization: Mapping[str, Any]) -> bool:

@@ -61,7 +61,7 @@ def reject_unread_keys(metadata: Mapping[str, Any], fields: Fields) -> None:
         raise ModelError(f"{fields.name_of(name)} is {shown(value)}: not supported, and ignoring it may change results")
     foreign = min((key for key in metadata if key.startswith(_FOREIGN)), default=None)
     if foreign is not None:
-        raise ModelError(f"the file has the key {foreign}: only files of decoders are served")
+        raise ModelError(f"the file has the key {foreign}: only files of decoders are supported")
 
 
 def _is_off(value: Any) -> bool:

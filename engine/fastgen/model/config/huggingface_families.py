@@ -188,7 +188,7 @@ def _layers(
         types = listed
     for kind in types:
         if kind not in (_FULL, _SLIDING):
-            raise ModelError(f"layer_types has {shown(kind)}: only {_FULL} and {_SLIDING} are served")
+            raise ModelError(f"layer_types has {shown(kind)}: only {_FULL} and {_SLIDING} are supported")
         if kind == _SLIDING and window is None:
             raise ModelError(
                 f"layer_types has {_SLIDING}, but no sliding_window is set, or use_sliding_window is false"

@@ -44,15 +44,15 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
     kind = file.metadata["general.architecture"]
     dimensions = fields.integer("rope.dimension_count", head_dim)
     if dimensions > head_dim or (dimensions != head_dim and kind != "phi3"):
-        raise ModelError(f"{kind}.rope.dimension_count is {dimensions}, not the head size {head_dim}: not served")
+        raise ModelError(f"{kind}.rope.dimension_count is {dimensions}, not the head size {head_dim}: not supported")
     if fields.integer("rope.dimension_count_swa", dimensions) != dimensions:
-        raise ModelError(f"{kind}.rope.dimension_count_swa is not {dimensions}, as in other layers: not served")
+        raise ModelError(f"{kind}.rope.dimension_count_swa is not {dimensions}, as in other layers: not supported")
     default = 1_000_000.0 if kind == "gemma3" else 10_000.0
     everywhere = RopeConfig(_base(fields, "rope.freq_base", default), dimensions, _scaling(file, fields, dimensions))
     if ROPE_FACTORS in file.tensor_names():
         _check_factors(file, ROPE_FACTORS, dimensions)
         if not isinstance(everywhere.scaling, LinearScaling | None) or kind != "llama":
-            raise ModelError(f"tensor {ROPE_FACTORS} is beside other rope scaling or of another family: not served")
+            raise ModelError(f"tensor {ROPE_FACTORS} is beside other rope scaling or of another family: not supported")
     if kind != "gemma3":
         return (everywhere,)
     return everywhere, RopeConfig(_base(fields, "rope.freq_base_swa", _GEMMA3_LOCAL_THETA), dimensions)
@@ -76,7 +76,7 @@ def _scaling(file: Contents, fields: Fields, dimensions: int) -> Scaling | None:
     kind, factor = fields.text("rope.scaling.type", "linear"), _factor(fields)
     if {LONG_FACTORS, SHORT_FACTORS} & {*file.tensor_names()} or kind == "longrope":
         if factor != 1:
-            raise ModelError(f"{fields.name_of('rope.scaling.factor')} is {factor} beside LongRoPE: not served")
+            raise ModelError(f"{fields.name_of('rope.scaling.factor')} is {factor} beside LongRoPE: not supported")
         # LongRoPE without factors has no effect
         return _long(file, fields, dimensions) if LONG_FACTORS in file.tensor_names() else None
     if kind == "none":
@@ -96,7 +96,7 @@ def _scaling(file: Contents, fields: Fields, dimensions: int) -> Scaling | None:
             rounded=True,
         )
     name = fields.name_of("rope.scaling.type")
-    raise ModelError(f"{name} is {shown(kind)}: only none, linear, yarn and longrope are served")
+    raise ModelError(f"{name} is {shown(kind)}: only none, linear, yarn and longrope are supported")
 
 
 def _long(file: Contents, fields: Fields, dimensions: int) -> LongScaling:

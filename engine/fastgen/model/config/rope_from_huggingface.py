@@ -51,7 +51,7 @@ def rope_configs(fields: Fields, head_dim: int, *, partial: bool) -> tuple[RopeC
 def _rope(fields: Fields, parameters: Fields, head_dim: int, theta: float, partial: bool) -> RopeConfig:
     share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if share > 1 or (share < 1 and not partial):
-        raise ModelError(f"partial_rotary_factor is {share}: partial rotary positions are not served")
+        raise ModelError(f"partial_rotary_factor is {share}: partial rotary positions are not supported")
     dimensions = int(head_dim * share)
     base = parameters.number("rope_theta", theta)
     if base <= 1:
@@ -76,7 +76,7 @@ def _scaling(fields: Fields, parameters: Fields, dimensions: int) -> Scaling | N
     if kind == "longrope":
         return _long(fields, parameters, dimensions)
     raise ModelError(
-        f"rope_type is {shown(kind)}: only default, linear, dynamic, llama3, yarn and longrope rope scaling are served"
+        f"rope_type is {shown(kind)}: only default, linear, dynamic, llama3, yarn and longrope are supported"
     )
 
 

@@ -117,10 +117,10 @@ def reject_unserved_fields(fields: Fields) -> None:
     kind, unread = fields.text("model_type"), fields.unread()
     for name, value in unread.items():
         if name in UNSERVED and value not in UNSERVED[name]:
-            raise ModelError(f"{name} is {shown(value)}: models of type {kind} are not served with it")
+            raise ModelError(f"{name} is {shown(value)}: models of type {kind} are not supported with it")
     rope_layers = unread.get("no_rope_layers")  # 1 for each layer with rotary positions
     if rope_layers and rope_layers != [1] * fields.integer("num_hidden_layers"):
-        raise ModelError(f"no_rope_layers is {shown(rope_layers)}: layers without rotary positions are not served")
+        raise ModelError(f"no_rope_layers is {shown(rope_layers)}: layers without rotary positions are not supported")
     for field, others in _OTHER_NAMES.items():
         for name in others:
             if name in unread and fields.reads(field) and not fields.has(field):

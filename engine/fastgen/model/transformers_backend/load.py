@@ -62,7 +62,7 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     model_class: type[PreTrainedModel] = next((c for c in classes if c.__name__ in (architectures or ())), classes[0])
     name = model_class.__name__
     if architectures and name not in architectures:
-        raise ModelError(f"{directory}: config.json: architectures is {architectures}: only {name} is served")
+        raise ModelError(f"{directory}: config.json: architectures is {architectures}: only {name} is supported")
     if config.model_type == "falcon":  # does not look its attention up by name
         falcon.register()
     elif not model_class._can_set_attn_implementation():

@@ -8,7 +8,7 @@ from fastgen.server.http.errors import APIError
 
 _GENERATE = "/v1/chat/completions and /v1/completions generate text"
 _NOT_STORED = "completions are not stored; keep the answer of POST /v1/chat/completions"
-_TEXT_ONLY = "only text models are served"
+_TEXT_ONLY = "only text models are supported"
 _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/chat/completions(/.+)?", _NOT_STORED),
     (r"/v1/responses(/.*)?", "responses are not stored; keep the answer of POST /v1/responses"),
@@ -23,7 +23,7 @@ _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/audio/.*|/v1/realtime(/.*)?", _TEXT_ONLY),
     (r"/v1/(images|videos)(/.*)?", _TEXT_ONLY),
     (r"/v1/moderations", "moderation is not supported"),
-    (r"/v1/(un)?load_lora_adapter", "adapters are not served"),
+    (r"/v1/(un)?load_lora_adapter", "adapters are not supported"),
     (r"/generate|/invocations|/inference/.*", _GENERATE),
     (r"/server_info|/get_server_info|/get_model_info", "/v1/models and /metrics describe the model and the server"),
     (r"/health_generate|/ping", "/ready is 200 while requests are accepted, and /health while the process lives"),

@@ -54,7 +54,7 @@ def ignored(why: str) -> Any:
 
 
 _ONE_PROCESS = "a server has one engine"
-_TEXT_ONLY = "only text models are served"
+_TEXT_ONLY = "only text models are supported"
 _NOT_STORED = "nothing is stored"
 _NO_BEAMS = "beam search is not implemented"
 _NO_CUSTOM_CODE = "requests cannot run code"
@@ -106,7 +106,7 @@ class ExtensionFields(BaseModel):
 
     # SGLang
     stop_regex: Any = refused("only strings and tokens stop; use stop", [])
-    lora_path: Any = refused("adapters are not served; name a served model")
+    lora_path: Any = refused("adapters are not supported; name a served model")
     session_params: Any = refused("there are no sessions; send the whole prompt", {})
     custom_params: Any = refused(_NO_CUSTOM_CODE, {})
     custom_logit_processor: Any = refused(_NO_CUSTOM_CODE)

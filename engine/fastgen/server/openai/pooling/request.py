@@ -27,7 +27,7 @@ class PoolingRequest(EngineFields):
     truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 truncates to the model's length")
     truncation_side: TruncationSide = Field(None, description="`right`, the default here, keeps the start")
     request_id: Any = ignored("the header X-Request-Id names the request")
-    mm_processor_kwargs: Any = refused("only text models are served", {})
+    mm_processor_kwargs: Any = refused("only text models are supported", {})
 
     async def embedding_requests(
         self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True

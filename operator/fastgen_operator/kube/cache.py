@@ -45,6 +45,16 @@ class InformerCache:
         with self._lock:
             self._store(kind).put(trimmed)
 
+    def correct(self, kind: Kind, obj: Object) -> None:
+        """Store the answer to a write that changed nothing, in place of the cached object of the same version.
+
+        The write was planned because the cached object differs from what is stored: it was read while its CRD had
+        fewer fields. No later event would tell.
+        """
+        trimmed = self._reduced(kind, obj)
+        with self._lock:
+            self._store(kind).correct(trimmed)
+
     def remove(self, kind: Kind, obj: Object) -> None:
         """Remove a deleted object; its resource version is that of the deletion, or the last one known."""
         with self._lock:
@@ -121,11 +131,14 @@ class _Store:
         before = self.objects.get(key)
         if version <= (self._deleted_until(key) if before is None else version_of(before)):
             return False
-        self._drop(key)
-        self.objects[key] = obj
-        if (owner := owner_of(self._kind, obj)) is not None:
-            self.by_owner.setdefault(owner, {})[key[1]] = obj
+        self._set(key, obj)
         return True
+
+    def correct(self, obj: Object) -> None:
+        """Replace the object if it has the same version."""
+        before = self.objects.get(_key(obj))
+        if before is not None and version_of(before) == version_of(obj):
+            self._set(_key(obj), obj)
 
     def remove(self, key: Key, version: int) -> None:
         before = self.objects.get(key)
@@ -163,6 +176,12 @@ class _Store:
             self._drop(key)
         self._deleted = {key: end for key, end in self._deleted.items() if namespace not in (None, key[0])}
         del self._listed[namespace]
+
+    def _set(self, key: Key, obj: Object) -> None:
+        self._drop(key)
+        self.objects[key] = obj
+        if (owner := owner_of(self._kind, obj)) is not None:
+            self.by_owner.setdefault(owner, {})[key[1]] = obj
 
     def _drop(self, key: Key) -> None:
         before = self.objects.pop(key, None)

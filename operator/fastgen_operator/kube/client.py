@@ -183,15 +183,15 @@ class KubeClient:
             JOB, job, {"metadata": {"annotations": annotations}, "spec": {"activeDeadlineSeconds": 1}}
         )
 
-    def create_event(self, resource: Object, event: dict[str, Any]) -> str:
-        """Create a Kubernetes Event about the resource, and return its name."""
-        metadata = resource["metadata"]
+    def create_event(self, about: Object, event: dict[str, Any]) -> str:
+        """Create a Kubernetes Event about an object, and return its name."""
+        metadata = about["metadata"]
         name = f"{metadata['name']}.{uuid4().hex[:16]}"
         body = {
             "metadata": {"name": name, "namespace": metadata["namespace"]},
             "involvedObject": {
-                "apiVersion": FASTGEN.api_version,
-                "kind": FASTGEN.name,
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
                 "namespace": metadata["namespace"],
                 "name": metadata["name"],
                 "uid": metadata["uid"],
@@ -204,9 +204,9 @@ class KubeClient:
         self._write(EVENT.name, "POST", EVENT.path(metadata["namespace"]), body)
         return name
 
-    def count_event(self, resource: Object, name: str, count: int, time: str) -> None:
+    def count_event(self, about: Object, name: str, count: int, time: str) -> None:
         """Update the count and the last timestamp of an Event."""
-        path = EVENT.path(resource["metadata"]["namespace"], name)
+        path = EVENT.path(about["metadata"]["namespace"], name)
         self._write(EVENT.name, "PATCH", path, {"count": count, "lastTimestamp": time}, _MERGE_PATCH)
 
     def _find(self, path: str) -> Any:
@@ -250,7 +250,8 @@ class KubeClient:
         counted = f"{kind.name}/{subresource}" if subresource else kind.name
         query = [("fieldManager", FIELD_MANAGER), *(query or [])]
         live: Object = self._write(counted, "PATCH", _path(kind, obj, subresource), body, content_type, query)
-        self._cache.put(kind, live)
+        changed = live["metadata"]["resourceVersion"] != body["metadata"].get("resourceVersion")
+        (self._cache.put if changed else self._cache.correct)(kind, live)
         return live
 
     def _write(

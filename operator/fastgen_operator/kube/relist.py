@@ -53,9 +53,11 @@ class Relister:
         changed: set[Key] = set()
         failure: KubeError | None = None
         kinds = (FASTGEN, *self.kinds())
-        for source in [source for source in self._due if source[0] not in kinds]:
-            # Its CRD was removed. If it returns, it is listed at once.
-            del self._due[source]
+        # A copy: the lists of opening watches add sources from other threads.
+        for source in tuple(self._due):
+            if source[0] not in kinds:
+                # Its CRD was removed. If it returns, it is listed at once.
+                self._due.pop(source, None)
         for kind in kinds:
             for scope in self.scopes:
                 if self._due.get((kind, scope), 0.0) > self.clock():
@@ -82,12 +84,14 @@ class Relister:
         try:
             version, objects = self.client.list(kind, scope, "" if kind == FASTGEN else OWNER_LABEL)
             changed = self.cache.replace(kind, scope, _record_versions(versions, objects), version)
-        except KubeError as error:
+        except Exception as failure:
+            # Whatever is wrong with this list, the others go on.
+            error = failure if isinstance(failure, KubeError) else KubeError(0, f"{type(failure).__name__}: {failure}")
             self.sources.failed(source, "list", str(error))
             failures = self._failures[source] = self._failures.get(source, 0) + 1
             backoff = min(_LONGEST, _FIRST * 2 ** min(failures - 1, _MOST_DOUBLINGS))
             self._due[source] = self.clock() + max(error.retry_after, min(self.interval, backoff))
-            raise KubeError(error.status, f"listing {describe(source)}: {error}", error.retry_after) from error
+            raise KubeError(error.status, f"listing {describe(source)}: {error}", error.retry_after) from failure
         self._failures.pop(source, None)
         self._due[source] = self.clock() + self.interval
         self.sources.succeeded(source, "list")

@@ -34,12 +34,16 @@ class DroppedFields:
             return _without(status, self._paths, ()) if self._paths else status
 
     def learn(self, sent: dict[str, Any], stored: dict[str, Any], now: datetime) -> list[str]:
-        """Compare a status with what was stored of it; return the names of dropped fields not returned before."""
+        """Compare a status with what was stored of it; return the names of dropped fields not returned before.
+
+        A field that was stored is compared again from now on: the CRD has been upgraded. Otherwise the stored field
+        would be one more difference, and one more write, at each resync.
+        """
         found = frozenset(_missing(sent, stored, ()))
-        if not found:
-            return []
         with self._lock:
-            self._paths |= found
+            self._paths = found | frozenset(path for path in self._paths if not _holds(stored, path))
+            if not found:
+                return []
             self._since = now
             new = found - self._said
             self._said |= found
@@ -56,6 +60,13 @@ def _missing(sent: Any, stored: Any, path: Path) -> Iterator[Path]:
     elif isinstance(sent, list) and isinstance(stored, list):
         for item, kept in zip(sent, stored, strict=False):
             yield from _missing(item, kept, path)
+
+
+def _holds(value: Any, path: Path) -> bool:
+    """Return whether a path of the status has a value."""
+    if isinstance(value, list):
+        return any(_holds(item, path) for item in value)
+    return not path or (isinstance(value, dict) and path[0] in value and _holds(value[path[0]], path[1:]))
 
 
 def _without(value: Any, paths: frozenset[Path], here: Path) -> Any:

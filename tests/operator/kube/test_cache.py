@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -164,6 +166,22 @@ def test_what_was_just_written_is_read_back_without_a_request() -> None:
     assert [request.split()[0] for request in server.requests[2:]] == ["PATCH", "PATCH", "PATCH", "DELETE"]
 
 
+def test_a_write_that_changes_nothing_corrects_the_cached_object_of_the_same_version() -> None:
+    """After an upgrade of the CRD, the API server returns more fields of the same version."""
+    server: Any = OneDeployment()
+    server.request = lambda *_: pod("chat", 7) | {"status": {"url": "x"}}
+    cache = InformerCache()
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    cache.replace(FASTGEN, None, [pod("chat", 7)], "9")
+    client.patch_status(pod("chat", 7), {"url": "x"})
+    found = cache.get(FASTGEN, *KEY)
+    assert found is not None
+    assert found["status"] == {"url": "x"}
+    cache.put(FASTGEN, pod("chat", 8))
+    client.patch_status(pod("chat", 7), {"url": "x"})
+    assert cache.get(FASTGEN, *KEY) == compact(FASTGEN, pod("chat", 8)), "a newer one stays"
+
+
 def test_a_list_that_fails_stops_no_other_and_is_retried_after_a_backoff() -> None:
     server: Any = OneDeployment()
     server.failing = "/fastgendeployments"
@@ -266,3 +284,31 @@ def test_an_object_of_a_known_version_is_not_reduced_again(monkeypatch: pytest.M
     assert cache.get(POD, "space", "a") is cached
     cache.put(POD, pod("a", 6))
     assert reduced == ["b", "a"]
+
+
+def test_the_lists_of_opening_watches_do_not_disturb_the_relist() -> None:
+    """They run in threads of their own."""
+
+    class Empty:
+        def list(self, *_: Any) -> tuple[str, Iterator[Object]]:
+            return "10", iter(())
+
+    server: Any = Empty()
+    cache = InformerCache()
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    relister = Relister(client, cache, Watches(time.monotonic, ()), Sources((None,)), lambda: (), (None,))
+
+    def open_watches() -> None:
+        for number in range(20_000):
+            relister.list((DEPLOYMENT, f"space-{number}"))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            opening = threads.submit(open_watches)
+            while not opening.done():
+                relister.relist()
+    finally:
+        sys.setswitchinterval(before)
+    opening.result()

@@ -13,6 +13,7 @@ of k8s.io/api/core/v1, PodSpec and Container.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Final
 
 from fastgen_operator.kinds import Object
@@ -93,18 +94,26 @@ def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> lis
                 f"{path}[{index}]: in a list, $patch: replace must be a separate item: split the item in two"
             )
     # Apply deletions first, regardless of their position, so that a patch can replace an item.
-    deleted = [item[key] for item in patch if _is_deletion(item)]
-    merged = [] if {"$patch": "replace"} in patch else [item for item in base if item.get(key) not in deleted]
+    deleted = {_hashable(item[key]) for item in patch if _is_deletion(item)}
+    kept = [item for item in base if _hashable(item.get(key)) not in deleted]
+    merged: list[Any] = [] if {"$patch": "replace"} in patch else kept
+    # The first item of each key; lists may have a thousand.
+    places = {_hashable(item.get(key)): index for index, item in reversed(list(enumerate(merged)))}
     for item in patch:
         if key not in item or _is_deletion(item):
             continue
-        index = next((at for at, old in enumerate(merged) if old.get(key) == item[key]), len(merged))
+        index = places.setdefault(_hashable(item[key]), len(merged))
         before = merged[index] if index < len(merged) else {}
         sources = [field for field in item if field != key and not field.startswith("$")]
         if name in _ONE_OF and sources and not any(source in before for source in sources):
             before = {}
         merged[index : index + 1] = [merge(before, item, f"{path}[{item[key]}]")]
     return merged
+
+
+def _hashable(value: Any) -> Any:
+    """Return a value of a merge key, or its text if it is a list or a map, which the API server will reject."""
+    return value if isinstance(value, Hashable) else repr(value)
 
 
 def _is_deletion(value: Any) -> bool:

@@ -8,8 +8,9 @@ itself. Format: https://kubernetes.io/docs/reference/kubernetes-api/common-defin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from fastgen_operator.kinds import Object
@@ -72,15 +73,34 @@ def _lost_from_map(wanted: dict[str, Any], owned: Mapping[str, Any], live: Any, 
 
 
 def _lost_from_list(wanted: list[Any], owned: Mapping[str, Any], path: str) -> str | None:
+    names = _by_value(owned)
     for index, item in enumerate(wanted):
-        labels = ((_label(name, item), fields) for name, fields in owned.items())
-        label, fields = next(((label, fields) for label, fields in labels if label is not None), (str(index), None))
+        labels = ((_label(name, item), name) for name in _candidates(item, names))
+        label, name = next((pair for pair in labels if pair[0] is not None), (str(index), None))
         here = f"{path}[{label}]"
-        if fields is None:
+        if name is None:
             return here
-        if (lost := _lost(item, fields, None, here)) is not None:
+        if (lost := _lost(item, owned[name], None, here)) is not None:
             return lost
     return None
+
+
+def _by_value(owned: Mapping[str, Any]) -> dict[tuple[str, Any], list[str]]:
+    """Return the entries of a list's field set by each of their keys and values; a list may have a thousand items."""
+    names: dict[tuple[str, Any], list[str]] = {}
+    for name in owned:
+        keys = _parsed(name)
+        for pair in keys.items() if isinstance(keys, dict) else [("", keys)]:
+            names.setdefault(pair, []).append(name)
+    return names
+
+
+def _candidates(item: Any, names: Mapping[tuple[str, Any], list[str]]) -> Iterator[str]:
+    """Yield the entries that have a key and its value in common with the item, those with the rarest value first."""
+    pairs = item.items() if isinstance(item, dict) else [("", item)]
+    shared = [names[pair] for pair in pairs if isinstance(pair[1], Hashable) and pair in names]
+    shared.sort(key=len)
+    return chain.from_iterable(shared)
 
 
 def _label(name: str, item: Any) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -172,3 +174,45 @@ def test_an_object_without_the_operators_entry_has_drifted(entries: list[Object]
 def test_the_fingerprint_depends_on_content_and_not_on_order() -> None:
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Return the number of functions that this one calls, also built-in ones."""
+    count = 0
+
+    def note(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("of", [lambda owner: Observed(resource=owner), carried_out], ids=["new", "settled"])
+def test_a_plan_takes_time_in_proportion_to_the_pod_template(of: Callable[[Object], Observed]) -> None:
+    """A tenant may give each container a thousand variables."""
+
+    def cost(variables: int) -> int:
+        env = [{"name": f"V{number}", "value": "x"} for number in range(variables)]
+        observed = of(stored(podTemplate={"spec": {"containers": [{"name": "engine", "env": env}]}}))
+        return count_calls(lambda: plan_of(observed))
+
+    few, many, most = cost(10), cost(100), cost(1000)
+    assert most - many < 12 * (many - few)
+
+
+def test_an_item_with_a_common_value_is_found_by_its_rarest_one() -> None:
+    ports = [{"protocol": "TCP", "port": 8000 + number, "name": f"p{number}"} for number in range(3)]
+    identity = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "namespace": "n"}}
+    live = applied({**identity, "spec": {"ports": ports}}, generation=1)
+    entries = {f'k:{{"port":{port["port"]},"protocol":"TCP"}}': {".": {}, "f:name": {}} for port in ports}
+    live["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:ports"] = entries
+    items = [{"port": port["port"], "name": "x"} for port in ports]
+    manifest: Object = {**identity, "spec": {"ports": items}}
+    assert first_lost_field(manifest, live) is None
+    del entries['k:{"port":8001,"protocol":"TCP"}']
+    assert first_lost_field(manifest, live) == "spec.ports[1]"

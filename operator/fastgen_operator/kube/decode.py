@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -52,6 +52,9 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw]
 
 
+_Opened = TypeVar("_Opened", _Event, _Page)
+
+
 def decode(data: bytes) -> Any:
     """Decode JSON. Values nested deeper than `_DEPTH` levels become null if the decoder cannot handle them.
 
@@ -70,12 +73,7 @@ def decode_event(line: bytes) -> tuple[str, Any]:
     Raises:
         ValueError: the line is no event.
     """
-    try:
-        event = msgspec.json.decode(line, type=_Event)
-    except RecursionError:
-        return decode_event(_cut(line))
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
+    event = _opened(line, _Event)
     return event.type, decode(bytes(event.object))
 
 
@@ -87,13 +85,18 @@ def decode_page(data: bytes) -> tuple[dict[str, Any], Iterator[Any]]:
     Raises:
         ValueError: the data is no list.
     """
+    page = _opened(data, _Page)
+    return page.metadata, (decode(bytes(item)) for item in page.items)
+
+
+def _opened(data: bytes, form: type[_Opened]) -> _Opened:
+    """Decode the outer levels; the objects inside stay text. Raises ValueError."""
     try:
-        page = msgspec.json.decode(data, type=_Page)
+        return msgspec.json.decode(data, type=form)
     except RecursionError:
-        return decode_page(_cut(data))
+        return _opened(_cut(data), form)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    return page.metadata, (decode(bytes(item)) for item in page.items)
 
 
 def _without_managed_fields(data: bytes) -> bytes:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from fastgen_operator.kinds import Key
 
+# Bands of waiting keys, in the order in which they are taken.
+_CHANGED, _LISTED, _REFUSED = range(3)
+# Changed keys that are taken in a row while listed ones wait, so that these wait for a limited time only.
+_IN_A_ROW: Final = 3
+
 
 class WorkQueue:
-    """Keys of resources to reconcile.
+    """Keys of resources to reconcile, in three bands, each first in, first out.
+
+    Changed keys are taken first: a resource that a user edits does not wait until all resources of a large cluster have
+    been reconciled after a start. Listed keys are those of lists and resyncs. Refused keys are those of `yields`.
 
     Args:
         yields: returns whether a key is taken only if no other waits: its last reconcile was refused, and the next one
@@ -33,60 +42,79 @@ class WorkQueue:
         self._first, self._limit, self._jitter, self._clock = first, limit, jitter, clock
         self._yields, self._most_yielding = yields, most_yielding
         # Time of `add`, oldest first.
-        self._waiting: dict[Key, float] = {}
-        self._yielding: dict[Key, float] = {}
-        self._processing: dict[Key, bool] = {}  # whether it yields
-        self._again: set[Key] = set()
+        self._bands: tuple[dict[Key, float], ...] = ({}, {}, {})
+        self._in_a_row = 0
+        self._processing: dict[Key, int] = {}  # the band it was taken from
+        self._again: dict[Key, int] = {}  # the band to return to
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._due: dict[Key, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Queue a key; one that is being processed is queued again afterwards, as the change may have come too late."""
-        if key in self._processing:
-            self._again.add(key)
-            return
-        if self._yields(key):
-            if key not in self._waiting:
-                self._yielding.setdefault(key, self._clock())
-        else:
-            self._waiting.setdefault(key, self._yielding.pop(key, self._clock()))
-        self._wake.set()
+        """Queue a changed key; one in processing is queued again afterwards, as the change may have come too late."""
+        self._put(key, _CHANGED)
+
+    def add_listed(self, key: Key) -> None:
+        """Queue a key that a list has shown, behind changed ones."""
+        self._put(key, _LISTED)
 
     def add_idle(self, key: Key) -> None:
-        """Queue a key, unless its retry is pending: nothing has happened that makes another attempt more useful now."""
+        """Queue a key of a resync, unless its retry is pending: nothing has happened that makes it more useful now."""
         if key not in self._retries:
-            self.add(key)
+            self.add_listed(key)
 
     def add_after(self, key: Key, seconds: float | None) -> None:
         """Queue a key in `seconds`, whatever happens before, instead of at its earlier such time; None: not at all."""
-        self._set_timer(self._due, key, None if seconds is None else max(0.0, seconds))
+        self._cancel(self._due, key)
+        if seconds is not None:
+            self._set_timer(self._due, key, max(0.0, seconds), _CHANGED)
 
     async def take(self) -> Key:
-        """Return the key that has waited longest, waiting for one if needed; `done` or `retry` must follow."""
-        while (lane := self._next_lane()) is None:
+        """Return the key that has waited longest in its band, waiting for one if needed; `done` or `retry` must follow.
+
+        Of each four keys that are taken while both wait, one is a listed one.
+        """
+        while (band := self._next_band()) is None:
             self._wake.clear()
             await self._wake.wait()
-        key = next(iter(lane))
-        del lane[key]
-        self._processing[key] = lane is self._yielding
+        keys = self._bands[band]
+        key = next(iter(keys))
+        del keys[key]
+        self._in_a_row = self._in_a_row + 1 if band == _CHANGED else 0
+        self._processing[key] = band
         return key
 
-    def _next_lane(self) -> dict[Key, float] | None:
-        if self._waiting:
-            return self._waiting
-        may_yield = sum(self._processing.values()) < self._most_yielding
-        return self._yielding if self._yielding and may_yield else None
+    def _put(self, key: Key, band: int) -> None:
+        if key in self._processing:
+            self._again[key] = min(band, self._again.get(key, band))
+            return
+        if self._yields(key):
+            band = _REFUSED
+        before = next((each for each, keys in enumerate(self._bands) if key in keys), None)
+        if before is None:
+            self._bands[band][key] = self._clock()
+        elif band < before:
+            self._bands[band][key] = self._bands[before].pop(key)
+        self._wake.set()
+
+    def _next_band(self) -> int | None:
+        changed, listed, refused = self._bands
+        if changed and (not listed or self._in_a_row < _IN_A_ROW):
+            return _CHANGED
+        if listed:
+            return _LISTED
+        may_yield = list(self._processing.values()).count(_REFUSED) < self._most_yielding
+        return _REFUSED if refused and may_yield else None
 
     def done(self, key: Key) -> None:
         """End the processing of a key, without a retry."""
         self._failures.pop(key, None)
-        self._set_timer(self._retries, key, None)
+        self._cancel(self._retries, key)
         self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
-        """End the processing of a key, and queue it again after a backoff, or at once if it was added meanwhile.
+        """End the processing of a key, and queue it after a backoff, or at once if it was added meanwhile.
 
         Args:
             after: minimum of the backoff, seconds.
@@ -94,28 +122,30 @@ class WorkQueue:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._limit, self._first * 2 ** min(failures, 30)) * (0.5 + 0.5 * self._jitter())
-        self._set_timer(self._retries, key, max(delay, after))
+        self._cancel(self._retries, key)
+        self._set_timer(self._retries, key, max(delay, after), self._processing[key])
         self._finish(key)
 
     def oldest_wait(self) -> float:
         """Return the longest wait of a key, seconds; 0 if none waits."""
-        times = [*self._waiting.values(), *self._yielding.values()]
+        times = [time for keys in self._bands for time in keys.values()]
         return self._clock() - min(times) if times else 0.0
 
     def _finish(self, key: Key) -> None:
         del self._processing[key]
         # Another key may be taken now that yields.
         self._wake.set()
-        if key in self._again:
-            self._again.discard(key)
-            self.add(key)
+        if (band := self._again.pop(key, None)) is not None:
+            self._put(key, band)
 
-    def _set_timer(self, timers: dict[Key, asyncio.TimerHandle], key: Key, seconds: float | None) -> None:
+    def _set_timer(self, timers: dict[Key, asyncio.TimerHandle], key: Key, seconds: float, band: int) -> None:
+        timers[key] = asyncio.get_running_loop().call_later(seconds, self._fire, timers, key, band)
+
+    def _cancel(self, timers: dict[Key, asyncio.TimerHandle], key: Key) -> None:
         if (timer := timers.pop(key, None)) is not None:
             timer.cancel()
-        if seconds is not None:
-            timers[key] = asyncio.get_running_loop().call_later(seconds, self._fire, timers, key)
 
-    def _fire(self, timers: dict[Key, asyncio.TimerHandle], key: Key) -> None:
+    def _fire(self, timers: dict[Key, asyncio.TimerHandle], key: Key, band: int) -> None:
         timers.pop(key, None)
-        self.add(key)
+        # A refused key that is not refused any more is a listed one.
+        self._put(key, min(band, _LISTED))

@@ -78,6 +78,36 @@ async def test_refused_keys_are_taken_last_and_not_by_all_workers() -> None:
     assert queue.oldest_wait() == 0.0
 
 
+async def test_a_changed_key_does_not_wait_for_those_of_a_list_and_these_wait_for_a_limited_time() -> None:
+    queue, listed = queue_of(), [("space", f"listed{number}") for number in range(5)]
+    for key in listed:
+        queue.add_listed(key)
+    queue.add(B)
+    queue.add(listed[4])
+    assert [await take(queue) for _ in range(3)] == [B, listed[4], listed[0]]
+    changed = [("space", f"changed{number}") for number in range(8)]
+    for key in changed:
+        queue.add(key)
+    taken = [await take(queue) for _ in range(11)]
+    assert taken == [*changed[:3], listed[1], *changed[3:6], listed[2], *changed[6:], listed[3]]
+    assert is_idle(queue)
+
+
+async def test_a_key_that_changes_during_its_processing_or_fails_keeps_its_place_before_those_of_a_list() -> None:
+    queue = queue_of(first=0.0)
+    queue.add(A)
+    assert await take(queue) == A
+    queue.add_listed(B)
+    queue.add_listed(A)
+    queue.add(A)
+    queue.add_listed(A)
+    queue.done(A)
+    assert await take(queue) == A
+    queue.retry(A)
+    await asyncio.sleep(0.01)
+    assert [await take(queue), await take(queue)] == [A, B]
+
+
 async def test_a_resync_does_not_hasten_a_retry_but_an_event_does() -> None:
     queue = queue_of()
     queue.add(A)

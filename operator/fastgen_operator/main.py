@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -32,6 +33,7 @@ from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import ApiServer, connect
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.discovery import Discovery
@@ -42,6 +44,7 @@ from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost,
 from fastgen_operator.runtime.liveness import Progress
 from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
 from fastgen_operator.runtime.settings import Settings, parse_settings
+from fastgen_operator.runtime.stale_events import StaleEvents
 from fastgen_operator.scale_down.loads import read_loads
 
 # Where the kubelet writes the pod's namespace.
@@ -88,21 +91,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.relist_seconds,
     )
     watchlist = Watchlist(settings.scrape_seconds)
+    now = partial(datetime.now, UTC)
     reconciler = Reconciler(
         cache,
         client,
         metrics,
         discovery.platform,
         watchlist,
-        lambda: datetime.now(UTC),
+        now,
         read_loads,
         settings.operator_class,
         sources.is_stale,
     )
+    stale_events = StaleEvents(sources, Recorder(client), leadership.lease, now)
     controller = Controller(
-        settings, cache, relister, reconciler, discovery, metrics, leadership, watches, sources, progress
+        *(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, sources, progress),
+        record_stale=stale_events.record,
     )
-    feed = Feed(watched, settings.scopes, relister, sources, watches, controller.queue.add)
+    feed = Feed(watched, settings.scopes, relister, sources, watches, controller.add_listed)
     # The other half is for new connections, the API server and the probes.
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
     autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)

@@ -426,6 +426,14 @@ CASES = [
         },
     ),
     Case(
+        "FastGenKindStale",
+        {
+            'fastgen_operator_stale{job="bad",kind="pods",namespace="team"}': "1x30",
+            'fastgen_operator_stale{job="bad",kind="jobs",namespace="team"}': "1x4 0x30",
+        },
+        {"4m": [], "6m": [{"job": "bad", "kind": "pods", "namespace": "team"}]},
+    ),
+    Case(
         "FastGenReconcilesFail",
         {
             process("reconcile_errors_total", "bad", "one:8080"): "0+5x30",

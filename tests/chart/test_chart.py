@@ -104,8 +104,10 @@ def test_leader_election_has_rights_on_one_lease_in_the_releases_namespace_only(
     assert settings.leader_elect
     assert role["metadata"]["namespace"] == settings.lease_namespace == SYSTEM
     # Reads and writes of the Lease in lease.py.
-    assert rights(role) == {(LEASE.group, LEASE.plural, verb) for verb in ("get", "create", "update")}
-    named = {verb: rule.get("resourceNames") for rule in role["rules"] for verb in rule["verbs"]}
+    events = {(EVENT.group, EVENT.plural, verb) for verb in ("create", "patch")}
+    assert rights(role) == {(LEASE.group, LEASE.plural, verb) for verb in ("get", "create", "update")} | events
+    rules = [rule for rule in role["rules"] if rule["resources"] == [LEASE.plural]]
+    named = {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]}
     assert named == {"create": None, "get": [settings.lease], "update": [settings.lease]}
     others = [obj for obj in objects if obj["kind"] == "Role" and obj is not role]
     assert not [right for other in others for right in rights(other) if right[1] == LEASE.plural]

@@ -88,6 +88,11 @@ class Sources:
         with self._lock:
             return next((f"{describe(source)}: {error}" for (source, _), error in self._failures.items()), "")
 
+    def failures(self) -> dict[Source, str]:
+        """Return the error of each source that fails now."""
+        with self._lock:
+            return {source: error for (source, _), error in self._failures.items()}
+
     def forget(self, kinds: Sequence[Kind]) -> None:
         """Drop the failures of kinds that are not read any more, such as those whose CRD was removed."""
         with self._lock:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # A notice that repeats within this time is counted on its last Event.
 WINDOW: Final = timedelta(minutes=10)
-# Token bucket of new Events per resource, with the limits of client-go's EventSourceObjectSpamFilter.
+# Token bucket of new Events per object, with the limits of client-go's EventSourceObjectSpamFilter.
 BURST: Final = 25
 REFILL: Final = timedelta(minutes=5)
 _REMEMBERED: Final = 64
@@ -34,30 +34,30 @@ class _Recorded:
 
 @dataclass(slots=True)
 class Recorder:
-    """Records Events about one resource."""
+    """Records Events about one object."""
 
     client: KubeClient
     _recorded: OrderedDict[Notice, _Recorded] = field(default_factory=OrderedDict)
     _tokens: float = BURST
     _filled: datetime | None = None
 
-    def record(self, resource: Object, notice: Notice, now: datetime) -> None:
+    def record(self, about: Object, notice: Notice, now: datetime) -> None:
         """Record the notice. Never raises KubeError: no state depends on an Event."""
         try:
-            self._record(resource, notice, now)
+            self._record(about, notice, now)
         except KubeError as error:
             self._recorded.pop(notice, None)
             level = logging.DEBUG if error.is_namespace_leaving else logging.WARNING
-            logger.log(level, "%s: recording an Event: %s", resource["metadata"]["name"], error)
+            logger.log(level, "%s: recording an Event: %s", about["metadata"]["name"], error)
 
-    def _record(self, resource: Object, notice: Notice, now: datetime) -> None:
+    def _record(self, about: Object, notice: Notice, now: datetime) -> None:
         recorded = self._recorded.get(notice)
         if recorded is not None and is_within(WINDOW, recorded.last, now):
-            self.client.count_event(resource, recorded.name, recorded.count + 1, now.isoformat())
+            self.client.count_event(about, recorded.name, recorded.count + 1, now.isoformat())
             recorded.count, recorded.last = recorded.count + 1, now
             return
         if not self._take_token(now):
-            logger.debug("%s: Event dropped by the rate limit: %s", resource["metadata"]["name"], notice.message)
+            logger.debug("%s: Event dropped by the rate limit: %s", about["metadata"]["name"], notice.message)
             return
         event = {
             "type": notice.type,
@@ -66,7 +66,7 @@ class Recorder:
             "firstTimestamp": now.isoformat(),
             "lastTimestamp": now.isoformat(),
         }
-        self._recorded[notice] = _Recorded(self.client.create_event(resource, event), 1, now)
+        self._recorded[notice] = _Recorded(self.client.create_event(about, event), 1, now)
         self._recorded.move_to_end(notice)
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)

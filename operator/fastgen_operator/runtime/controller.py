@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fastgen_operator.kinds import FASTGEN, Key
+from fastgen_operator.kinds import FASTGEN, Key, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Sources
@@ -39,6 +39,7 @@ class Controller:
     Attributes:
         progress: steps of the threads that reconcile and list.
         clock: monotonic seconds.
+        record_stale: records which kinds cannot be read; called in a thread, after the lists of a resync.
         listed: set when a namespace, or the cluster, is listed for the first time: reconciles may start. Resources of
             namespaces that cannot be listed wait (`kube/sources.py`).
         queue: the resources to reconcile.
@@ -56,6 +57,7 @@ class Controller:
     sources: Sources
     progress: Progress
     clock: Callable[[], float] = time.monotonic
+    record_stale: Callable[[], object] = lambda: None
     listed: asyncio.Event = field(default_factory=asyncio.Event)
     queue: WorkQueue = field(init=False)
     heartbeat: Heartbeat = field(init=False)
@@ -99,6 +101,11 @@ class Controller:
         if not self.listed.is_set():
             raise Stalled(f"the cluster could not be listed yet: {self.sources.first_failure() or 'see the log'}")
         return {"leads": float(self.leadership.holds())}
+
+    def add_listed(self, key: Key) -> None:
+        """Queue a resource for which a list has corrected the cache."""
+        resource = self.cache.get(FASTGEN, *key)
+        (self.queue.add if resource is not None and _is_edited(resource) else self.queue.add_listed)(key)
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start the loops; they run until cancelled."""
@@ -179,9 +186,10 @@ class Controller:
                 await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh)
                 # Corrects the cache; resources for which it was wrong are reconciled, deleted ones included.
                 wrong = await asyncio.to_thread(self.progress.run, "list", self.relister.relist)
+                await asyncio.to_thread(self.progress.run, "list", self.record_stale)
                 # After a start these are all: those that have been handled before do not wait for new ones.
                 for key in sorted(wrong, key=self._is_new):
-                    self.queue.add(key)
+                    self.add_listed(key)
                 # In one thread for all: handing each to a worker takes longer than to see that nothing has changed.
                 unsettled = self.reconciler.unsettled
                 served = [key for key in self.cache.resources() if self.sources.serves(key[0])]
@@ -239,3 +247,9 @@ class Controller:
             return 0.0
         since = max(self._led_since, self._not_before, self.progress.last("reconcile"))
         return max(0.0, min(wait, self.clock() - since))
+
+
+def _is_edited(resource: Object) -> bool:
+    """Return whether the spec has changed since a reconcile wrote the status, as while the operator was down."""
+    observed = resource.get("status", {}).get("observedGeneration")
+    return observed is not None and observed != resource["metadata"].get("generation")

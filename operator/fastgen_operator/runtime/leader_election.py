@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fastgen_operator.kinds import LEASE
+from fastgen_operator.kinds import LEASE, Object
 from fastgen_operator.kube.lease import Lease, Observation, claim, holder_of, may_take, observe_lease, released
 from fastgen_operator.kube.transport import KubeError
 
@@ -77,6 +77,10 @@ class Leadership:
     def holds(self) -> bool:
         """Return whether this process leads now; may be called from any thread."""
         return self._clock() < self._until
+
+    def lease(self) -> Object | None:
+        """Return the Lease as last read, while this process holds it; may be called from any thread."""
+        return self._observation.lease if self._observation is not None and self.holds() else None
 
     async def wait(self) -> None:
         """Return when this process leads."""
@@ -162,6 +166,9 @@ class SoleLeadership:
     def holds(self) -> bool:
         """Return True."""
         return True
+
+    def lease(self) -> None:
+        """Return None: there is no Lease."""
 
     async def wait(self) -> None:
         """Return at once."""

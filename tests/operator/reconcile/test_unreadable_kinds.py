@@ -15,6 +15,7 @@ from harness.chart import SYSTEM, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.proxy import Answer, Fault, Gone, Hang, Proxy, Request
 from harness.space import Space, resource
+from support.namespace import Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
@@ -74,6 +75,14 @@ def fails(
         return fault if hit else None
 
     return rule
+
+
+def reports(plane: ControlPlane, reason: str) -> list[Object]:
+    """Return the Events with that reason on the operator's Lease."""
+    fields = f"involvedObject.kind=Lease,involvedObject.name=fastgen-operator,reason={reason}"
+    text = plane.kubectl("get", "events", "--namespace", SYSTEM, "--field-selector", fields, "--output", "json")
+    found: list[Object] = json.loads(text)["items"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -152,7 +161,8 @@ def test_replicas_are_not_counted_before_the_pods_are_listed(proxy: Proxy, space
     eventually(lambda: operator.probe("readyz").status_code == 500, within=20, what="a probe that fails")
     assert f"pods in namespace {space.name}: injected 500" in operator.probe("readyz").json()["error"]
     assert operator.is_healthy()
-    time.sleep(1.0)
+    again = len(lists)
+    eventually(lambda: any(path.endswith("/pods") for path in lists[again:]), within=20, what="a retry of the list")
     assert space.settled() == written, "nothing is known of the replicas, so nothing is written about them"
     proxy.rule = lambda _: None
     eventually(operator.is_ready, within=30, what="a ready operator")
@@ -186,13 +196,21 @@ def test_a_watch_that_always_fails_is_replaced_by_lists_and_the_lease_is_release
     plane: ControlPlane, proxy: Proxy, space: Space, start: Start
 ) -> None:
     plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
-    proxy.rule = fails("pods", Gone(500), only=lambda request: request.is_watch)
+    plane.kubectl("delete", "events", "--all", "--namespace", SYSTEM)
+    rule = fails("pods", Gone(500), only=lambda request: request.is_watch)
+    proxy.rule = rule
     operator = start("--stall-seconds", "3", election=("--lease-namespace", SYSTEM))
     eventually(operator.leads, within=20, what="a leader")
     serve(space)
     scale(space, 2)
     assert stale(operator) == {f"pods/{space.name}"}
     assert operator.is_healthy(), "a restart would not help"
+    (event,) = eventually(lambda: reports(plane, "KindStale"), within=20, what="an Event on the Lease")
+    assert event["message"] == (f"pods in namespace {space.name} cannot be read: injected 500; everything else goes on")
+    assert not reports(plane, "KindRead")
+    proxy.rule = lambda _: None
+    eventually(lambda: reports(plane, "KindRead"), within=80, what="an Event that the pods can be read again")
+    proxy.rule = rule
     began = time.monotonic()
     assert operator.stop() == 0
     assert time.monotonic() - began < 10

@@ -254,7 +254,8 @@ def test_nothing_is_written_without_leadership() -> None:
 
     server: Any = Silent()
     client = KubeClient(server, InformerCache(), Metrics(), lambda: False)
-    some = {"metadata": {"namespace": "n", "name": "x", "uid": "u", "resourceVersion": "1"}}
+    metadata = {"namespace": "n", "name": "x", "uid": "u", "resourceVersion": "1"}
+    some = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
     assert client.list(FASTGEN, None)[0] == "1"
     for write in (
         lambda: client.apply(DEPLOYMENT, some, some),

@@ -1,0 +1,47 @@
+"""Events on the operator's Lease about kinds that cannot be read: no FastGenDeployment may be readable to carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from fastgen_operator.kinds import Object
+from fastgen_operator.kube.sources import Source, Sources, describe
+from fastgen_operator.reconcile.events import Recorder
+from fastgen_operator.status.status import Notice
+
+
+@dataclass(slots=True)
+class StaleEvents:
+    """Records when a source fails, and when it can be read again. For one thread at a time.
+
+    Attributes:
+        lease: returns the Lease while this operator holds it, else None: only the leader records.
+    """
+
+    sources: Sources
+    recorder: Recorder
+    lease: Callable[[], Object | None]
+    now: Callable[[], datetime]
+    _failing: frozenset[Source] = frozenset()
+    _told: frozenset[Source] = frozenset()
+
+    def record(self) -> None:
+        """Record Events for sources that have failed since the last call but one, and for those that do not any more.
+
+        An API server that fails for a moment fails all sources, and is no news.
+        """
+        failures = self.sources.failures()
+        lasting, self._failing = self._failing & failures.keys(), frozenset(failures)
+        if (lease := self.lease()) is None:
+            return
+        told = frozenset(source for source in self._told if source in failures)
+        for source in sorted(lasting - told, key=describe):
+            words = f"{describe(source)} cannot be read: {failures[source]}; everything else goes on"
+            self.recorder.record(lease, Notice("Warning", "KindStale", words), self.now())
+        for source in sorted(self._told - told, key=describe):
+            self.recorder.record(
+                lease, Notice("Normal", "KindRead", f"{describe(source)} can be read again"), self.now()
+            )
+        self._told = told | lasting

@@ -209,7 +209,7 @@ def test_an_item_with_a_common_value_is_found_by_its_rarest_one() -> None:
     ports = [{"protocol": "TCP", "port": 8000 + number, "name": f"p{number}"} for number in range(3)]
     identity = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "namespace": "n"}}
     live = applied({**identity, "spec": {"ports": ports}}, generation=1)
-    entries = {f'k:{{"port":{port["port"]},"protocol":"TCP"}}': {".": {}, "f:name": {}} for port in ports}
+    entries = {f'k:{{"port":{port["port"]},"protocol":"TCP"}}': {".": {}, "f:name": {}, "f:port": {}} for port in ports}
     live["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:ports"] = entries
     items = [{"port": port["port"], "name": "x"} for port in ports]
     manifest: Object = {**identity, "spec": {"ports": items}}

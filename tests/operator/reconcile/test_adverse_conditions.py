@@ -10,7 +10,7 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.objects import annotations_of
-from fastgen_operator.plan.rollout import DELETION_COST
+from fastgen_operator.scale_down.order import DELETION_COST
 from harness.adverse import (
     NO_GPU,
     bind,

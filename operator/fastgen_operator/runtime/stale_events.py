@@ -1,9 +1,9 @@
-"""Events on the operator's Lease about kinds that cannot be read: no FastGenDeployment may be readable to carry them."""
+"""Events on the operator's Lease about kinds that cannot be read: perhaps no FastGenDeployment can."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from fastgen_operator.kinds import Object

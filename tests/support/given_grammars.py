@@ -23,7 +23,8 @@ class Given:
     def prepare(self) -> None:
         """Do nothing: there are no tables."""
 
-    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> list[int]:
         width = len(masks) // len(constraints)
         for row, constraint in enumerate(constraints):
             constraint.fill_mask(masks[row * width : (row + 1) * width])
+        return []

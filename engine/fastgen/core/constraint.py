@@ -16,9 +16,13 @@ class Constraint(Protocol):
     def end(self) -> FinishReason | None:
         """Why the generation is over, or None while it continues.
 
-        `stop` when a token completed the match, `abort` if no token can continue it. A completed match overrides
+        `stop` when a token completed the match, `grammar` if it cannot be followed. A completed match overrides
         min_tokens and ignore_eos, because no token could follow.
         """
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its next mask is being computed. Until then, its sequence waits."""
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the allowed next tokens: bit i % 32 of word i // 32 of `mask` is set if token i is allowed.
@@ -49,8 +53,11 @@ class Grammars(Protocol):
     def prepare(self) -> None:
         """Build in the background what the first grammar needs."""
 
-    def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> None:
-        """Fill the masks of several constraints. Equivalent to `Constraint.fill_mask` for each.
+    def fill_masks(self, constraints: abc.Sequence[Constraint], masks: memoryview) -> list[int]:
+        """Fill the masks of several constraints, like `Constraint.fill_mask`, but only wait a short time.
 
         `masks` is a writable array of uint32 words: the row of the first constraint, then that of the next.
+
+        Returns:
+            The constraints whose masks are not known in time. Their rows are unchanged.
         """

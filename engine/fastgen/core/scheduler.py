@@ -145,7 +145,7 @@ class Scheduler:
 
         Returns:
             None if the results of the steps in flight are needed first: for blocks, or because no sequence has another
-            token to compute.
+            token to compute. Also None if all that could be computed waits for the mask of its grammar.
         """
         if self._in_flight and self._may_preempt():
             return None
@@ -154,7 +154,8 @@ class Scheduler:
         self._prompts.schedule(builder, prefilling)
         plan = builder.build()
         if not plan.sequences:
-            assert self._in_flight or not self.has_work, "there is work, but nothing was scheduled"
+            held_back = any(sequence.awaits_mask for sequence in self._running)
+            assert self._in_flight or not self.has_work or held_back, "there is work, but nothing was scheduled"
             assert not plan.preempted
             return None
         self._chunker.observe(builder.num_decodes, builder.num_prompt_tokens)
@@ -169,7 +170,8 @@ class Scheduler:
             sampled: one token for each chunk that samples, in the order of the chunks.
 
         Returns:
-            For each sampled token its sequence, or None if the sequence had ended before: the token is discarded.
+            For each sampled token its sequence, or None if the token is discarded: the sequence had ended before, or
+            lacked the mask of its grammar.
             Sequences that end with their token have a `finish_reason`, and so have those whose pooling is complete.
         """
         settled, _ = self._in_flight.popleft()
@@ -181,10 +183,10 @@ class Scheduler:
         block_size = self.pool.block_size
         for sequence, computed, token in zip(plan.sequences, plan.ends, tokens, strict=True):
             sequence.num_in_flight -= 1
-            if sequence.finish_reason is not None:
+            if sequence.finish_reason is not None or (sequence.lacks_mask and token is not None):
                 if token is not None:
                     grown.append(None)
-                self._free_if_idle(sequence)
+                self._discard_sample(sequence)
                 continue
             if computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._kv_cache.publish(sequence, computed)
@@ -279,7 +281,7 @@ class Scheduler:
         decoding, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
         # decodes, and it must advance in every step.
-        num_reserved = 0
+        num_reserved, is_held_back = 0, False
         if self._running and self._running[0].num_pending_tokens > 1:
             first = self._running[0]
             if len(first.block_table) * block_size == first.num_computed_tokens:
@@ -297,7 +299,12 @@ class Scheduler:
                 continue
             if computed + 1 >= sequence.max_length:  # a step in flight samples its last token
                 continue
+            if sequence.awaits_mask:
+                is_held_back = True
+                continue
             if len(sequence.block_table) * block_size == computed:
+                if is_held_back and pool.num_free <= num_reserved:  # it might preempt itself, and nothing would run
+                    continue
                 if not self._make_room(sequence, builder, num_reserved):
                     continue
                 pool.extend(sequence.block_table, computed + 1)
@@ -346,6 +353,20 @@ class Scheduler:
             self._ended.append(sequence)
         else:
             self._kv_cache.free(sequence)
+
+    def _discard_sample(self, sequence: Sequence) -> None:
+        """Settle a sequence that has ended, or is sampled again when its grammar's mask is known."""
+        if sequence.finish_reason is not None:
+            self._free_if_idle(sequence)
+            return
+        sequence.discard_sample()
+        # Others must not read the block of the token that is computed again, so it has not been published.
+        if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self.pool.block_size:
+            self._kv_cache.publish(sequence, sequence.num_computed_tokens)
+        self._kv_cache.truncate(sequence)
+        if not sequence.block_table:
+            self._running.remove(sequence)
+            self._waiting.push(sequence)
 
     def _free_if_idle(self, ended: Sequence) -> None:
         """Free the blocks of a sequence that ended while steps in flight computed it, after the last of them."""

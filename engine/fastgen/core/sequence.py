@@ -61,6 +61,7 @@ class Sequence:
     # While `num_computed_tokens` is below it, the next step computes the token sampled last into a block that the
     # runner knows, so there is nothing to decide or to send. 0 if unknown.
     decodes_until: int = 0
+    lacks_mask: bool = False  # a step in flight samples it without its grammar's mask
     row: int | None = None  # its row in the runner's state, see `fastgen.model.step_input`; None if it has none
     num_sent_blocks: int = 0  # leading entries of `block_table` that the runner has
 
@@ -127,8 +128,26 @@ class Sequence:
         if self.num_computed_tokens == len(self.tokens) and self.pooling is None:
             self.tokens.append(UNKNOWN)
 
+    def lack_mask(self) -> None:
+        """Record that the step in flight samples without the grammar's mask: its token will be discarded."""
+        self.lacks_mask, self.decodes_until = True, 0
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether it can only be scheduled when its grammar's next mask is known."""
+        return self.lacks_mask or (self.constraint is not None and self.constraint.is_pending)
+
+    def discard_sample(self) -> None:
+        """Undo the sampling without a mask: the last token is computed again."""
+        assert self.lacks_mask
+        assert self.tokens[-1] == UNKNOWN
+        self.tokens.pop()
+        self.num_computed_tokens -= 1
+        self.lacks_mask = False
+
     def roll_back(self, start: int, *, sampled: bool) -> None:
         """Undo the newest step, which computed the tokens from `start` on and sampled a token or not."""
+        self.lacks_mask = False
         if sampled:
             assert self.tokens[-1] == UNKNOWN
             self.tokens.pop()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,8 +31,8 @@ from fastgen.runner.interface import Mask, Runner, Ticket
 
 log = logging.getLogger("fastgen.engine.core")
 
-# Seconds between two looks for new requests while nothing runs and grammars are being compiled.
-_COMPILING_SECONDS = 0.005
+# Seconds between two looks for new requests while nothing runs and all requests wait for their grammars.
+_GRAMMAR_SECONDS = 0.005
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class _Launched:
         first_scheduled: the sequences that no earlier step computed.
         ticket: None until it was launched, and once it ran out of memory.
         awaits_masks: whether its sampling is not yet enqueued, because its grammar masks depend on earlier results.
+        lacking_masks: sequences whose grammar's mask was not known in time.
         out_of_memory: text of the error if it ran out of memory; it has no results then.
     """
 
@@ -54,6 +55,7 @@ class _Launched:
     first_scheduled: list[Sequence]
     ticket: Ticket | None = None
     awaits_masks: bool = True
+    lacking_masks: list[Sequence] = field(default_factory=list)
     out_of_memory: str | None = None
 
     @property
@@ -96,6 +98,9 @@ class Engine:
 
     A step that runs out of memory is rolled back, with the steps launched after it. The next steps are smaller. A
     request that runs out of memory alone, with one token, ends with `FinishReason.OUT_OF_MEMORY`.
+
+    A sequence whose grammar's mask is not known in time is sampled without it. The token is discarded, and the sequence
+    is left out of steps until the mask is known, so that no other sequence waits for it.
 
     Attributes:
         step_model: predicts step times, updated with every step. Pass one in to seed it with measured times.
@@ -180,8 +185,8 @@ class Engine:
         while len(self._in_flight) < self._runner.steps_in_flight and self._launch():
             pass
         if not self._in_flight:
-            if self._compiling and not outputs:
-                wait(self._compiling.values(), _COMPILING_SECONDS, FIRST_COMPLETED)
+            if not outputs:
+                self._wait_for_grammars()
             return self.report(outputs)
         launched = self._in_flight.popleft()
         result = launched.result()
@@ -189,9 +194,8 @@ class Engine:
             outputs += self._roll_back(launched)
             return self.report(outputs, StepStats(out_of_memory=1, preemptions=launched.stats.preemptions))
         outputs += self._settle(launched, result)
-        for following in self._in_flight:
-            if following.awaits_masks and following.ticket is not None:
-                self._sample(following)
+        if self._in_flight and self._in_flight[0].awaits_masks and self._in_flight[0].ticket is not None:
+            self._sample(self._in_flight[0])
         now, stats = self._clock(), launched.stats
         # A step that overlaps with the one before it takes as long as it delays the results.
         stats.step_seconds = now - max(launched.started, self._last_settled)
@@ -199,6 +203,13 @@ class Engine:
         self._last_settled = now
         self.step_model.observe(launched.plan.num_tokens, launched.plan.kv_tokens, stats.step_seconds)
         return self.report(outputs, stats, launched.plan)
+
+    def _wait_for_grammars(self) -> None:
+        """Wait a little: nothing can run before a grammar is compiled, or the next mask of one is known."""
+        if self._compiling:
+            wait(self._compiling.values(), _GRAMMAR_SECONDS, FIRST_COMPLETED)
+        elif self._scheduler.has_work:
+            time.sleep(_GRAMMAR_SECONDS)
 
     def _launch(self) -> bool:
         """Schedule and launch a step. Return False if there is none to launch before the next results."""
@@ -250,10 +261,17 @@ class Engine:
     def _sample(self, launched: _Launched) -> None:
         """Compute the masks of a step, while its forward pass may still run, and enqueue its sampling."""
         masked = [launched.plan.sequences[index] for index in launched.step.sampled[launched.step.masked].tolist()]
-        launched.sample(self._masks(masked) if masked else [])
+        masks, launched.lacking_masks = self._masks(masked) if masked else ([], [])
+        for sequence in launched.lacking_masks:
+            sequence.lack_mask()
+        launched.sample(masks)
 
-    def _masks(self, sequences: list[Sequence]) -> list[Mask]:
-        """Return the masks of sequences with grammars. One that has ended gets any token, which will be discarded."""
+    def _masks(self, sequences: list[Sequence]) -> tuple[list[Mask], list[Sequence]]:
+        """Return the masks of sequences with grammars, and the sequences whose mask is not known in time.
+
+        These, and those that have ended, get any token, which will be discarded. So none waits for another one's mask.
+        """
+        lacking: list[Sequence] = []
         masks = np.full((len(sequences), -(-self._runner.vocab_size // 32)), ~np.uint32(0))
         constraints = {
             index: sequence.constraint
@@ -263,9 +281,12 @@ class Engine:
         if constraints:
             assert self._grammars is not None
             filled = np.zeros((len(constraints), masks.shape[1]), np.uint32)
-            self._grammars.fill_masks(list(constraints.values()), filled.reshape(-1).data)
-            masks[list(constraints)] = filled
-        return list(masks)
+            late = self._grammars.fill_masks(list(constraints.values()), filled.reshape(-1).data)
+            indices = list(constraints)
+            filled[late] = ~np.uint32(0)
+            masks[indices] = filled
+            lacking = [sequences[indices[row]] for row in late]
+        return list(masks), lacking
 
     def _settle(self, launched: _Launched, result: StepOutput) -> list[TokenOutput]:
         """Record the results of a step and return what they add to each request's output."""
@@ -274,6 +295,8 @@ class Engine:
         pooled = add_pooled(plan, result)
         only_tokens = not result.logprobs and not prompt_logprobs
         grown = self._scheduler.settle(plan, result.token_ids)
+        for lacking in launched.lacking_masks:
+            self._step_inputs.release(lacking)  # the runner's row has the discarded token
         for index, (sequence, token) in enumerate(zip(grown, result.token_ids, strict=True)):
             if sequence is None:
                 continue

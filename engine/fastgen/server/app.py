@@ -37,7 +37,9 @@ from fastgen.version import VERSION
 log = logging.getLogger("fastgen.server")
 
 # Codes of errors that are no rejections: the requests were admitted, or uvicorn logs the traceback.
-_NOT_REJECTED = frozenset({"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory"})
+_NOT_REJECTED = frozenset(
+    {"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory", "grammar_too_complex"}
+)
 
 
 def create_app(

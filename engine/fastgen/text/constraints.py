@@ -6,11 +6,15 @@ Implements the interfaces of `fastgen.core.constraint`.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -35,10 +39,17 @@ log = logging.getLogger("fastgen.grammar")
 _COMPILING_THREADS = 2
 
 
-# Processor time that a mask may take, with the token before it; and the time beyond it that all masks of one generation
-# may take. All other generations wait meanwhile.
+# Longest time that a step waits for masks. A sequence whose mask is not known then waits alone.
+_WAIT_SECONDS = 0.03
+# A grammar whose last mask took more processor time is slow: no step waits for its masks.
+_SLOW_SECONDS = 0.02
+# Threads for slow grammars, which yield to all others; and further ones for masks that turn out to be slow.
+_SLOW_THREADS = 1
+_SPARE_THREADS = 4
+_YIELDING = 10
+# Processor time that the masks of one generation may take beyond 0.05 s each.
 _MASK_SECONDS = 0.05
-_MOST_EXTRA_SECONDS = 1.0
+_MOST_EXTRA_SECONDS = 2.0
 
 
 class GrammarFactory:
@@ -67,8 +78,10 @@ class GrammarFactory:
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
         self._threads = large_stack_threads(_COMPILING_THREADS, "grammar")
-        self._mask_threads = large_stack_threads(num_threads, "mask")
-        self._num_mask_threads = num_threads
+        self._mask_threads = large_stack_threads(num_threads + _SPARE_THREADS, "mask")
+        self._slow_threads = large_stack_threads(_SLOW_THREADS, "slow-mask")
+        self._num_mask_threads, self._num_all_threads = num_threads, num_threads + _SPARE_THREADS
+        self._late: list[Future[None]] = []  # of earlier steps
         self._building = threading.Lock()
         self._built: llguidance.LLTokenizer | None = None
         self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
@@ -102,16 +115,48 @@ class GrammarFactory:
         if grammar.kind == "tokens":
             return partial(TokenSet, grammar.token_ids)
         matcher = compile_grammar(grammar, self._tables(), limits())
-        return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens)
+        pace = _Pace()
+        return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens, pace)
 
-    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> None:
-        """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`."""
-        width = len(masks) // len(constraints)
-        rows = [(constraint, masks[row * width : (row + 1) * width]) for row, constraint in enumerate(constraints)]
-        # Each thread takes every n-th row. The library releases the GIL while it computes.
-        shares = [rows[first :: self._num_mask_threads] for first in range(min(len(rows), self._num_mask_threads))]
-        for filling in [self._mask_threads.submit(_fill, share) for share in shares]:
-            filling.result()
+    def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> list[int]:
+        """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`.
+
+        Masks that take too long are finished in the background, for a later step. Those of a slow grammar are computed
+        in a thread of their own from the beginning.
+        """
+        unknown = [each for each in constraints if isinstance(each, GrammarConstraint) and each.needs_mask]
+        quick = []
+        for each in unknown:
+            if each.is_slow:
+                each.is_pending = True
+                self._slow_threads.submit(_find_slowly, weakref.ref(each))
+            else:
+                quick.append(each)
+        self._find(quick)
+        width, late = len(masks) // len(constraints), []
+        for row, constraint in enumerate(constraints):
+            if constraint.is_pending or (isinstance(constraint, GrammarConstraint) and constraint.needs_mask):
+                late.append(row)
+            else:
+                constraint.fill_mask(masks[row * width : (row + 1) * width])
+        return late
+
+    def _find(self, constraints: Sequence[GrammarConstraint]) -> None:
+        """Compute masks, and wait for them a short time. Those that have not been begun by then are left out."""
+        self._late = [finding for finding in self._late if not finding.done()]
+        num_shares = min(len(constraints), self._num_mask_threads, self._num_all_threads - len(self._late))
+        # Each thread takes every n-th constraint. The library releases the GIL while it computes.
+        shares = [deque(constraints[first::num_shares]) for first in range(num_shares)]
+        for constraint in constraints[: len(constraints) if shares else 0]:
+            constraint.is_pending = True
+        until = time.monotonic() + _WAIT_SECONDS
+        for share, finding in [(share, self._mask_threads.submit(_find_all, share)) for share in shares]:
+            try:
+                finding.result(max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                self._late.append(finding)
+                for constraint in _drained(share):
+                    constraint.is_pending = False
 
     def _tables(self) -> llguidance.LLTokenizer:
         """Return the tables of the vocabulary, which the first call builds."""
@@ -125,49 +170,99 @@ class GrammarFactory:
             return self._built
 
 
-def _fill(rows: Sequence[tuple[Constraint, memoryview]]) -> None:
-    for constraint, mask in rows:
-        constraint.fill_mask(mask)
+def _drained(share: deque[GrammarConstraint]) -> Iterator[GrammarConstraint]:
+    """Take constraints out of a share, which another thread may empty at the same time."""
+    with suppress(IndexError):
+        while True:
+            yield share.popleft()
+
+
+def _find_all(share: deque[GrammarConstraint]) -> None:
+    for constraint in _drained(share):
+        constraint.find_mask()
+
+
+def _find_slowly(constraint: weakref.ref[GrammarConstraint]) -> None:
+    """Compute a mask unless the request has ended meanwhile."""
+    os.setpriority(os.PRIO_PROCESS, 0, _YIELDING)  # of this thread
+    found = constraint()
+    if found is not None:
+        found.find_mask()
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Processor time that the last mask of a grammar took."""
+
+    seconds: float = 0.0
 
 
 class GrammarConstraint:
     """The state of one generation in its grammar: a `fastgen.core.constraint.Constraint`.
 
     A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails or
-    takes seconds, for example because the grammar is too ambiguous, only this request is aborted. Accepted tokens are
-    consumed with the next mask, in a thread with a large stack.
+    takes seconds, for example because the grammar is too ambiguous, only this request ends, with an error. Accepted
+    tokens are consumed with the next mask, in a thread with a large stack.
     """
 
-    __slots__ = ("_accepted", "_end_tokens", "_extra_seconds", "end", "matcher")
+    __slots__ = (
+        "__weakref__", "_accepted", "_end_tokens", "_extra_seconds", "_pace", "_words", "end", "is_pending", "matcher"
+    )  # fmt: skip
 
-    def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int], pace: _Pace) -> None:
         self.matcher = matcher
         self._end_tokens = end_tokens
+        self._pace = pace  # of all generations of the grammar
         self._accepted: list[int] = []
         self._extra_seconds = 0.0
+        self._words: bytes | None = None  # the next mask
         self.end: FinishReason | None = None
+        self.is_pending = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether no step should wait for its next mask."""
+        return self._pace.seconds > _SLOW_SECONDS
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether its next mask is unknown, and nobody computes it."""
+        return not self.is_pending and self._words is None and self.end is None
+
+    def find_mask(self) -> None:
+        """Compute the next mask. Another thread may do so while the constraint is pending."""
+        try:
+            self._words, fault = self._following()
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            log.error("a grammar could not be followed to its end: %s", fault)
+            self.end = FinishReason.GRAMMAR
+        self.is_pending = False
+
+    def _following(self) -> tuple[bytes, str]:
+        """Return which tokens may follow, and what is wrong, if anything."""
+        began = time.thread_time()
+        self.matcher.consume_tokens(self._accepted)
+        self._accepted = []
+        words = self.matcher.compute_bitmask()
+        self._pace.seconds = time.thread_time() - began
+        self._extra_seconds += max(0.0, self._pace.seconds - _MASK_SECONDS)
+        if self.matcher.is_error():
+            return words, summary(self.matcher.get_error())
+        if self._extra_seconds > _MOST_EXTRA_SECONDS:
+            return words, "finding the tokens that may follow takes too long"
+        return words, ""
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""
         allowed = mask.cast("B")
-        fault = "" if self.end is None else "it has ended"
-        if not fault:
-            began = time.thread_time()
-            self.matcher.consume_tokens(self._accepted)
-            self._accepted = []
-            words = self.matcher.compute_bitmask()
-            self._extra_seconds += max(0.0, time.thread_time() - began - _MASK_SECONDS)
-            if self.matcher.is_error():
-                fault = summary(self.matcher.get_error())
-            elif self._extra_seconds > _MOST_EXTRA_SECONDS:
-                fault = "finding the tokens that may follow takes too long"
-        if not fault:
+        if self.needs_mask:
+            self.find_mask()
+        if self.end is None and self._words is not None:
             # llguidance's rows may be one word longer than the vocabulary needs.
-            allowed[:] = words[: len(allowed)]
+            allowed[:] = self._words[: len(allowed)]
             return
-        if self.end is None:
-            log.error("a grammar could not be followed to its end: %s", fault)
-            self.end = FinishReason.ABORT
         allowed[:] = bytes(len(allowed))
         for token in self._end_tokens:
             allowed[token // 8] |= 1 << token % 8
@@ -176,6 +271,7 @@ class GrammarConstraint:
         """Advance by a generated token."""
         if self.end is not None:
             return
+        self._words = None
         if token in self._end_tokens:
             self.end = FinishReason.STOP
         else:
@@ -190,6 +286,7 @@ class TokenSet:
 
     __slots__ = ("_allowed",)
     end: ClassVar[FinishReason | None] = None
+    is_pending: ClassVar[bool] = False
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         bits = 0

@@ -192,6 +192,7 @@ class Anything:
 
     accepted: list[int] = field(default_factory=list)
     end: FinishReason | None = None
+    is_pending: bool = False
 
     def fill_mask(self, mask: memoryview) -> None:
         """Leave the mask unchanged."""
@@ -292,6 +293,7 @@ class Counting:
     accepted: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     end: FinishReason | None = None
+    is_pending: bool = False
 
     def fill_mask(self, mask: memoryview) -> None:
         self.asked.append(len(self.accepted))
@@ -349,6 +351,7 @@ class Ending:
     allowed: int
     length: int
     accepted: list[int] = field(default_factory=list)
+    is_pending: bool = False
 
     @property
     def end(self) -> FinishReason | None:

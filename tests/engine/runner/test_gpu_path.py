@@ -143,6 +143,7 @@ class InTurn:
     tokens: list[int]
     accepted: list[int] = field(default_factory=list)
     end: FinishReason | None = None
+    is_pending: bool = False
 
     def fill_mask(self, mask: memoryview) -> None:
         token = self.tokens[len(self.accepted)]

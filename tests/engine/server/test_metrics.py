@@ -55,7 +55,7 @@ TABLE: dict[str, tuple[str, set[str]]] = {
 VALUES = {
     "phase": {"prefill", "decode"},
     "mode": {"recompute", "swap"},
-    "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory"},
+    "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory", "grammar"},
     "coefficient": {"base", "token", "kv_token"},
 }
 

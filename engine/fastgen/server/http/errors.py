@@ -65,6 +65,16 @@ def out_of_memory() -> APIError:
     )
 
 
+def grammar_too_complex() -> APIError:
+    """Return the error for a generation whose grammar takes too much work to follow any further."""
+    return APIError(
+        400,
+        "the grammar or schema of this request takes too much work to follow any further; make it less ambiguous, or "
+        "lower max_tokens",
+        code="grammar_too_complex",
+    )
+
+
 def from_exception(error: Exception) -> APIError:
     """Return the error for an exception that an endpoint or the framework raised."""
     match error:

@@ -14,7 +14,7 @@ from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.link.client import EngineDeadError
 from fastgen.link.messages import TokenOutput
-from fastgen.server.http.errors import APIError, engine_died, out_of_memory
+from fastgen.server.http.errors import APIError, engine_died, grammar_too_complex, out_of_memory
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
@@ -242,6 +242,8 @@ class RequestHandler:
         """Return the error of generations that have ended without a result, if that ends the request."""
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
             return out_of_memory()
+        if any(output.finish_reason is FinishReason.GRAMMAR for output in self.outputs):
+            return grammar_too_complex()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
             return self._timed_out()
         return None

@@ -23,6 +23,8 @@ class Transport:
 
     def __init__(self) -> None:
         self.written = b""
+        self.num_unread = 0
+        self.is_aborted = False
         self._is_closing = False
 
     def write(self, data: bytes) -> None:
@@ -33,6 +35,12 @@ class Transport:
 
     def close(self) -> None:
         self._is_closing = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unread
 
     def pause_reading(self) -> None:
         pass
@@ -105,6 +113,58 @@ async def test_a_client_that_does_not_read_blocks_the_writer() -> None:
     served.connection.resume_writing()
     assert len(calls) == 1
     served.end.set()
+
+
+def stalled(served: Served) -> bool:
+    """Let the time pass in which a client must read something; return whether it was disconnected."""
+    timer = served.connection._write_timer
+    assert timer is not None
+    timer._run()  # type: ignore[attr-defined]
+    return served.transport.is_aborted
+
+
+async def test_a_client_that_reads_nothing_of_a_stream_is_disconnected_and_one_that_reads_slowly_is_not() -> None:
+    served = Served()
+    _, send = await served.requests.get()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    served.transport.num_unread = 70_000
+    served.connection.pause_writing()
+    served.transport.num_unread = 69_999
+    assert not stalled(served), "it has read a byte"
+    assert stalled(served)
+    served.end.set()
+
+
+async def test_a_client_is_not_disconnected_if_it_reads_while_more_is_written() -> None:
+    served = Served()
+    _, send = await served.requests.get()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    served.transport.num_unread = 70_000
+    served.connection.pause_writing()
+    served.connection.resume_writing()
+    served.transport.num_unread = 80_000
+    assert not stalled(served), "it reads: the writer is not blocked"
+    served.end.set()
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closing", "kept"])
+async def test_a_client_that_does_not_read_the_rest_of_a_response_is_disconnected(close: bool) -> None:
+    served = Served()
+    _, send = await served.requests.get()
+    headers = [(b"content-length", b"3"), *([(b"connection", b"close")] if close else [])]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    served.transport.num_unread = 3
+    await send({"type": "http.response.body", "body": b"one", "more_body": False})
+    assert stalled(served)
+    served.end.set()
+
+
+async def test_a_client_that_does_not_read_its_error_is_disconnected() -> None:
+    served = Served(b"")
+    served.transport.num_unread = 3
+    served.connection.data_received(b"no HTTP\r\n\r\n")
+    assert served.transport.is_closing()
+    assert stalled(served)
 
 
 async def test_nothing_is_written_after_a_disconnect() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -120,13 +120,14 @@ class Connection(HttpToolsProtocol):
     """Rejects invalid HTTP, oversized heads and slow requests with an OpenAI error, then closes.
 
     Attributes:
-        read_seconds: most time in which a request must arrive.
+        read_seconds: most time in which a request must arrive, and in which a client must read some of a response.
         waiting: connections of the server without a request in progress, the one that has waited longest first.
     """
 
     read_seconds = 60.0
     waiting: dict[Connection, None]
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _error: APIError | None = None
     _reading_head = True
     _pending_bytes = 0  # since the end of a head, or a piece of a body
@@ -162,8 +163,10 @@ class Connection(HttpToolsProtocol):
             next(iter(self.waiting)).transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         self._disarm()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
         self.waiting.pop(self, None)
         super().connection_lost(exc)
 
@@ -248,8 +251,14 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Handle the end of a response."""
         super().on_response_complete()
+        self._watch_client()
         if not self.pipeline and not self.transport.is_closing():
             self.waiting[self] = None
+
+    def pause_writing(self) -> None:
+        """Handle that the client does not read."""
+        super().pause_writing()
+        self._watch_client()
 
     def resume_writing(self) -> None:
         """Handle that the client reads again."""
@@ -269,6 +278,21 @@ class Connection(HttpToolsProtocol):
         head = [f"HTTP/1.1 {error.status} {error.code}".encode(), *(b": ".join(pair) for pair in response.raw_headers)]
         self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))
         self.transport.close()
+        self._watch_client()
+
+    def _watch_client(self) -> None:
+        """Disconnect the client if it reads nothing of what has been written: that would wait in memory for ever."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        num_bytes = self.transport.get_write_buffer_size()
+        if num_bytes:
+            self._write_timer = self.loop.call_later(self.read_seconds, self._check_client, num_bytes)
+
+    def _check_client(self, num_bytes: int) -> None:
+        if self.transport.get_write_buffer_size() < num_bytes:
+            self._watch_client()
+        elif self.flow.write_paused or self.transport.is_closing() or self.is_idle:  # nothing was added meanwhile
+            self.transport.abort()
 
     def _arm(self) -> None:
         self._disarm()

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 THREADS: Final = 4
 # Seconds before a watch that fails again is opened, and the maximum; the pause doubles in between.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+# Seconds that a watch lasts at least, unless it fails.
+_SHORTEST: Final = 1.0
 # Lines are decoded in a thread from this size on, so that the event loop goes on.
 _LARGE: Final = 1 << 16
 _CHUNK: Final = 1 << 18
@@ -82,8 +84,8 @@ class Feed:
         self.watches.failed(*source)
         if is_expired and failures == 1:
             logger.debug("watching %s: %s", describe(source), error)
-            return
-        self.sources.failed(source, "watch", error)
+        else:
+            self.sources.failed(source, "watch", error)
         await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10)))
 
 
@@ -172,12 +174,21 @@ class _Watch:
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         """Yield the reduced events, each with a line break; after a failure one event that kopf relists after."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             if self.response.status >= 400:
                 raise WatchError(_message(_decoded(await self.response.read())), self.response.status)
-            async for line in _lines(self.response.content):
-                if (event := await self._reduced(line)) is not None:
-                    yield event
+            try:
+                async for line in _lines(self.response.content):
+                    if (event := await self._reduced(line)) is not None:
+                        yield event
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):
+                if loop.time() - began >= _SHORTEST:
+                    raise
+            if loop.time() - began < _SHORTEST:
+                # kopf would open it again at once, without end.
+                raise WatchError("the watch was closed at once", _EXPIRED)
         except WatchError as error:
             self.close()
             message, code = error.args

@@ -204,6 +204,19 @@ def test_a_list_that_fails_stops_no_other_and_is_retried_after_a_backoff() -> No
     assert sources.first_failure() == ""
 
 
+def test_a_list_with_an_item_that_is_no_object_stops_no_other() -> None:
+    server: Any = OneDeployment()
+    listed = server.list
+    server.list = lambda path, query: ("10", iter(["no object"])) if "/deployments" in path else listed(path, query)
+    cache, sources = InformerCache(), Sources((None,))
+    client = KubeClient(server, cache, Metrics(), lambda: True)
+    watches = Watches(time.monotonic, (FASTGEN, DEPLOYMENT, POD))
+    kinds = (DEPLOYMENT, POD)
+    Relister(client, cache, watches, sources, lambda: kinds, (None,)).relist()
+    assert sources.first_failure().startswith("deployments: TypeError")
+    assert server.requests == [*(f"GET {each}" for each in (FASTGEN.path(None), f"{POD.path(None)} {OWNER_LABEL}"))]
+
+
 def test_an_error_is_raised_if_nothing_can_be_listed() -> None:
     server: Any = OneDeployment()
     server.failing = "s"

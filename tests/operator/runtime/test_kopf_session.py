@@ -1,0 +1,72 @@
+"""What kopf is told about watches that end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fastgen_operator.kinds import POD
+from fastgen_operator.kube.sources import Sources
+from fastgen_operator.kube.watch_health import Watches
+from fastgen_operator.runtime import kopf_session
+from fastgen_operator.runtime.kopf_session import Feed
+
+PODS = (POD, None)
+EVENT = b'{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b"}}}\n'
+
+
+class Response:
+    """A watch that delivers these parts and ends, with an error if there is one."""
+
+    status = 200
+
+    def __init__(self, *parts: bytes, error: Exception | None = None) -> None:
+        self.parts, self.error, self.content = parts, error, self
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        for part in self.parts:
+            yield part
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def feed(monkeypatch: pytest.MonkeyPatch) -> Feed:
+    """A feed without pauses."""
+    monkeypatch.setattr(kopf_session, "_FIRST_PAUSE", 0.0)
+    unused: Any = None
+    return Feed((POD,), (None,), unused, Sources((None,)), Watches(lambda: 0.0, ()), unused)
+
+
+async def told(feed: Feed, response: Any) -> list[bytes]:
+    """Return what kopf reads of a watch."""
+    return [line async for line in kopf_session._Watch(response, PODS, feed).iter_chunked(1)]
+
+
+@pytest.mark.parametrize("error", [None, aiohttp.ClientPayloadError("reset"), TimeoutError()])
+async def test_a_watch_that_is_closed_at_once_again_and_again_is_a_failure(error: Exception | None, feed: Feed) -> None:
+    """A proxy between, for example. kopf itself would open it again without a pause."""
+    response = Response(error=error)
+    assert await told(feed, response) == [kopf_session._GONE]
+    assert feed.sources.first_failure() == "", "once may be a restart of the API server"
+    assert await told(feed, response) == [kopf_session._GONE]
+    assert feed.sources.first_failure() == "pods: the watch was closed at once"
+    assert len(await told(feed, Response(EVENT))) == 2
+    assert feed.sources.first_failure() == ""
+
+
+async def test_a_watch_that_ends_after_a_while_is_opened_again_by_kopf(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kopf_session, "_SHORTEST", 0.0)
+    assert await told(feed, Response()) == []
+    assert len(await told(feed, Response(EVENT))) == 1
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await told(feed, Response(error=aiohttp.ClientPayloadError("reset")))
+    assert feed.sources.first_failure() == ""

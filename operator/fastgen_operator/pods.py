@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from fastgen_operator.kinds import MODEL_ANNOTATION, QUEUE_LABEL, Object
+from fastgen_operator.kinds import FETCH_SUFFIX, MODEL_ANNOTATION, OWNER_LABEL, QUEUE_LABEL, Object
 from fastgen_operator.objects import TEMPLATE_LABEL, annotations_of, condition_of, is_controlled_by, name_of
 
 # Time after the end of a pod's grace period in which its node reports its end.
@@ -134,6 +134,11 @@ class Pod:
     def revision(self) -> str:
         """Hash of its template; empty without one."""
         return str(self._metadata.get("labels", {}).get(TEMPLATE_LABEL) or "")
+
+    @cached_property
+    def is_download(self) -> bool:
+        """Whether it downloads the model to the volume, and serves nothing."""
+        return str(self._metadata.get("labels", {}).get(OWNER_LABEL, "")).endswith(FETCH_SUFFIX)
 
     @cached_property
     def owners(self) -> frozenset[str]:

@@ -16,9 +16,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, Key, Kind, Object
 from fastgen_operator.kube.compact import compact, pack, stub
 from fastgen_operator.objects import version_of
+from fastgen_operator.pods import Pod
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,15 @@ class InformerCache:
         with self._lock:
             return [obj for _, obj in sorted(self._store(kind).by_owner.get(key, {}).items())]
 
+    def pods(self, key: Key) -> list[Pod]:
+        """Return the pods with the owner label of one FastGenDeployment, by name.
+
+        Each version of a pod is one `Pod` for as long as it is cached, so that later reconciles do not read it again.
+        """
+        with self._lock:
+            store = self._store(POD)
+            return [store.pods[key[0], name] for name in sorted(store.by_owner.get(key, {}))]
+
     def resources(self) -> list[Key]:
         """Return the keys of all FastGenDeployments."""
         with self._lock:
@@ -120,6 +130,7 @@ class _Store:
         self._kind = kind
         self.objects: dict[Key, Object] = {}
         self.by_owner: dict[Key, dict[str, Object]] = {}
+        self.pods: dict[Key, Pod] = {}
         # Versions of deletions, to ignore late updates. Dropped when a newer list makes them redundant.
         self._deleted: dict[Key, int] = {}
         # Version of the last list, by namespace: an older object that is not cached has been deleted.
@@ -180,11 +191,14 @@ class _Store:
     def _set(self, key: Key, obj: Object) -> None:
         self._drop(key)
         self.objects[key] = obj
+        if self._kind == POD:
+            self.pods[key] = Pod(obj)
         if (owner := owner_of(self._kind, obj)) is not None:
             self.by_owner.setdefault(owner, {})[key[1]] = obj
 
     def _drop(self, key: Key) -> None:
         before = self.objects.pop(key, None)
+        self.pods.pop(key, None)
         if before is not None and (owner := owner_of(self._kind, before)) is not None:
             siblings = self.by_owner[owner]
             del siblings[key[1]]

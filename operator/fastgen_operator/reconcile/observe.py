@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, REPLICA_SET, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.compact import unpack
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.pods import Pod
 
 
 def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_class: str | None) -> Observed | None:
@@ -17,13 +16,13 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_clas
     resource = cache.get(FASTGEN, *key)
     if resource is None or not needs_reconciles(resource, operator_class):
         return None
-    pods = cache.owned(POD, key)
+    pods = cache.pods(key)
     return Observed(
         resource=resource,
         children={(kind, child["metadata"]["name"]): child for kind in kinds for child in cache.owned(kind, key)},
         replica_sets=tuple(cache.owned(REPLICA_SET, key)),
-        pods=tuple(Pod(pod) for pod in pods if not _is_download(pod)),
-        fetch_pods=tuple(Pod(pod) for pod in pods if _is_download(pod)),
+        pods=tuple(pod for pod in pods if not pod.is_download),
+        fetch_pods=tuple(pod for pod in pods if pod.is_download),
     )
 
 
@@ -36,7 +35,3 @@ def unpacked(observed: Observed) -> Observed:
 def needs_reconciles(resource: Object, operator_class: str | None) -> bool:
     """Return whether the resource is of this operator's class, and not left to the garbage collector."""
     return resource["spec"].get("operatorClass") == operator_class and not resource["metadata"].get("deletionTimestamp")
-
-
-def _is_download(pod: Object) -> bool:
-    return str(pod["metadata"]["labels"][OWNER_LABEL]).endswith(FETCH_SUFFIX)

@@ -43,7 +43,7 @@ class Inputs:
 
 def inputs_of(observed: Observed, platform: Platform, record: Record | None) -> Inputs:
     """Return the inputs of a reconcile, as observed in the cache and by the autoscaler's loop."""
-    pods = (pod.obj for pod in (*observed.pods, *observed.fetch_pods))
+    pods = (*observed.pods, *observed.fetch_pods)
     objects = (observed.resource, *observed.children.values(), *observed.replica_sets, *pods)
     return Inputs(platform, objects, None if record is None else _measured(record, observed.resource))
 

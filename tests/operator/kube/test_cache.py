@@ -325,3 +325,20 @@ def test_the_lists_of_opening_watches_do_not_disturb_the_relist() -> None:
     finally:
         sys.setswitchinterval(before)
     opening.result()
+
+
+def test_a_version_of_a_pod_is_read_once() -> None:
+    cache = InformerCache()
+    cache.put(POD, pod("b", 3))
+    cache.put(POD, pod("a", 3))
+    before = cache.pods(KEY)
+    assert [each.name for each in before] == ["a", "b"]
+    cache.put(POD, pod("a", 3))
+    cache.put(POD, pod("b", 4))
+    after = cache.pods(KEY)
+    assert after[0] is before[0]
+    assert after[1] is not before[1]
+    cache.put(POD, pod("a", 5, owner="other"))
+    cache.remove(POD, pod("b", 6))
+    assert cache.pods(KEY) == []
+    assert [each.name for each in cache.pods(("space", "other"))] == ["a"]

@@ -21,6 +21,9 @@ PAGES = (
     "coming-from/deepspeed-mii.md",
     "concepts/splitfuse.md",
     "concepts/paged-kv-cache.md",
+    "limits.md",
+    "sizing.md",
+    "troubleshooting.md",
 )
 
 
@@ -44,8 +47,9 @@ def test_pages_name_only_flags_that_exist(page: str) -> None:
     if page == VLLM:
         # The first column has vLLM's flags, unless ours is the same.
         text = "".join(line if "| the same |" in line else line.split("|", 2)[-1] for line in text.splitlines(True))
-    commands = _parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
-    known = {flag for command in commands.values() for flag in command._option_string_actions}  # type: ignore[union-attr, attr-defined]
+    whole = _parser()
+    commands = whole._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    known = {flag for command in (whole, *commands.values()) for flag in command._option_string_actions}  # type: ignore[union-attr, attr-defined]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert named - known == set()
 

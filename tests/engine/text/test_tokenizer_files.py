@@ -311,6 +311,13 @@ WORDS = json.dumps({"model": MODEL, "decoder": {"type": "WordPiece", "prefix": "
 NO_UNKNOWN = json.dumps({"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]]}})
 ENDS = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
 PANICS = json.dumps({"model": MODEL, "post_processor": ENDS | {"special_tokens": {}}})
+
+
+def charsmap(content: str) -> str:
+    """Return a tokenizer.json with a normalizer of this content."""
+    return json.dumps({"model": MODEL, "normalizer": {"type": "Precompiled", "precompiled_charsmap": content}})
+
+
 # Damaged files, and what the error names.
 DAMAGED: list[tuple[str, str, str]] = [
     *(
@@ -349,6 +356,19 @@ DAMAGED: list[tuple[str, str, str]] = [
     ("tokenizer.json", PANICS, "tokenizer.json"),
     (CONFIG, '{"eos_token": "\\ud800"}', CONFIG),
     (ADDED, '{"\\ud800": 5}', "surrogates"),
+    # The first four bytes are a size of 8 GiB, which the library would allocate.
+    *(("tokenizer.json", charsmap(text), "precompiled_charsmap") for text in ("AAAA", "//////////8=", "/////w==")),
+    ("tokenizer.json", charsmap("not base64!"), "tokenizer.json"),
+    *(
+        ("tokenizer.json", json.dumps({"model": MODEL | changes}), "tokenizer.json")
+        for changes in (
+            {"vocab": {"a": 2**40}},
+            {"vocab": {"a": 1.5}},
+            {"vocab": {"a": 0, "b": 1}, "merges": ["a b"]},
+            {"vocab": {"a": 0, "b": 1}, "merges": ["a b c"]},
+            {"dropout": 2.0},
+        )
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from fastgen.text.tokenizer_formats.library import check_encodes, one_line_error
 _FILE = "tokenizer.json"
 # Words of WordPiece have it. With BPE, tokenizers aborts the process where a token lacks it.
 _PREFIX = re.compile(r'(?<!\\)"continuing_subword_prefix"\s*:\s*"[^"]')
+
+# The normalizer of Unigram vocabularies. It begins with a size, which tokenizers allocates unchecked.
+_CHARACTER_MAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 
 
 def build(directory: Path, files: TokenFiles) -> tokenizers.Tokenizer:
@@ -49,6 +53,10 @@ def read(text: str, name: object) -> tokenizers.Tokenizer:
     if _PREFIX.search(text):
         raise ConfigError(f"{name}: its model has a continuing_subword_prefix, which is not supported")
     with one_line_errors(name):
+        for found in _CHARACTER_MAP.finditer(text):
+            content = base64.b64decode(found[1])
+            if int.from_bytes(content[:4], "little") > len(content) - 4:
+                raise ConfigError(f"{name}: its precompiled_charsmap is damaged; download the file again")
         backend = tokenizers.Tokenizer.from_str(text)
     # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()

@@ -142,6 +142,58 @@ def test_a_turn_of_several_items_becomes_one_message() -> None:
     ]
 
 
+U: dict[str, Any] = {"role": "user", "content": "a"}
+
+
+def fc(number: int, arguments: str = "{}") -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": arguments}
+
+
+def out(number: int, output: Any = "r") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": output}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def thought(**fields: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "r", **fields}
+
+
+SUMMARY = [{"type": "summary_text", "text": "So."}]
+
+
+@pytest.mark.parametrize(
+    ("items", "roles", "shown"),
+    [
+        ([U, thought(summary=SUMMARY), fc(1)], "user assistant", {"reasoning_content": "So.", "content": None}),
+        ([U, thought(summary=SUMMARY, content=None), said("b")], "user assistant", {"reasoning_content": "So."}),
+        ([U, thought(summary=[], encrypted_content="x"), fc(1)], "user assistant", {"content": None}),
+        ([U, fc(1), fc(2), out(1), out(2)], "user assistant tool tool", {}),
+        ([U, said("b"), fc(1), out(1), said("c")], "user assistant tool assistant", {"content": "c"}),
+        ([U, said("b"), fc(1), said("c")], "user assistant", {"content": "bc"}),
+        ([U, fc(1), out(1), fc(2, ""), out(2)], "user assistant tool assistant tool", {}),
+        ([U, fc(1), out(1, [{"type": "input_text", "text": "x"}])], "user assistant tool", {}),
+        ([U, {**said("b"), "id": "m", "status": "completed", "phase": None}, U], "user assistant user", {}),
+        ([U, {"role": "assistant", "content": "b"}, thought(summary=[]), U], "user assistant user", {}),
+        ([{"role": "system", "content": "s"}, U], "system user", {}),
+    ],
+)
+def test_items_become_the_messages_of_their_turns(
+    items: list[dict[str, Any]], roles: str, shown: dict[str, Any]
+) -> None:
+    messages = [message.for_template() for message in ResponseRequest.model_validate({"input": items}).chat().messages]
+    assert [message["role"] for message in messages] == roles.split()
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
+    assert {name: last.get(name) for name in shown} == shown
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert calls == [item["call_id"] for item in items if item.get("type") == "function_call"]
+    assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == [
+        item["call_id"] for item in items if item.get("type") == "function_call_output"
+    ]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [

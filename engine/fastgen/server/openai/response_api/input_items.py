@@ -52,7 +52,7 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         case {"type": "function_call_output"}:
             raise ValueError("call_id must be a string")
         case {"type": "reasoning"}:
-            text = _text(item.get("content") or [])
+            text = _text(item.get("content") or item.get("summary") or [])
             if text:
                 messages.append({"role": "assistant", "reasoning_content": text})
         case {"type": kind}:

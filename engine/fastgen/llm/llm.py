@@ -65,7 +65,7 @@ class LLM:
         source = model if isinstance(model, ModelSource) else ModelSource.open(config.model)
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}: it must be auto or none")
-        defaults = generation_defaults(generation_config, source.path)
+        defaults = generation_defaults(generation_config, source.tokenizer)
         if source.native is not None and not source.native.has_head:
             raise ConfigError(
                 f"model {name}: it has no output head and cannot generate; use fastgen serve --task embed"

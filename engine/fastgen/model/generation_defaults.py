@@ -11,6 +11,7 @@ from fastgen.core.request import RequestError, SamplingParams
 from fastgen.model import ModelError
 from fastgen.model.config.fields import shown
 from fastgen.model_files import optional_json_object, read_json_object
+from fastgen.text.tokenizer_formats.gguf_vocabulary import values
 
 log = logging.getLogger("fastgen.model")
 
@@ -76,19 +77,25 @@ _REMEDY = "correct it, or start with --generation-config none"
 GenerationDefaults = dict[str, Any]
 
 
-def generation_defaults(name: str, model: Path) -> GenerationDefaults:
-    """Return the sampling parameters of requests that do not set them; a GGUF file has none.
+def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> GenerationDefaults:
+    """Return the sampling parameters of requests that do not set them.
 
     As in transformers, config.json may have them if there is no generation_config.json. What the engine cannot apply
-    is logged.
+    is logged. A GGUF file only has tokens that are never generated, as in llama.cpp.
 
-    `name` is the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.
+    Args:
+        name: the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.
+        model: a folder, or the `tokenizer.*` metadata of a GGUF file.
 
     Raises:
         ModelError: if the file is not JSON or a value cannot be used.
     """
-    if name == "none" or not model.is_dir():
+    if name == "none":
         return {}
+    if isinstance(model, Mapping):
+        num_tokens, suppressed = len(values(model, "tokens", str, ())), values(model, "suppress_tokens", int, ())
+        words = tuple((token,) for token in suppressed if 0 <= token < num_tokens)
+        return {"bad_words": words} if words else {}
     path = model / "generation_config.json"
     is_own, config = path.is_file(), optional_json_object(model / "config.json")
     path, given = (path, read_json_object(path)) if is_own else (model / "config.json", config)

@@ -50,7 +50,7 @@ class ModelFiles:
         return cls(
             source,
             server.served_model_names or (default_name,),
-            generation_defaults(server.generation_config, source.path),
+            generation_defaults(server.generation_config, source.tokenizer),
             ServedTask.of(source, server.task, server.pooling),
         )
 

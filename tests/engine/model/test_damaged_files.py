@@ -99,7 +99,7 @@ def rejection(read: Callable[[], object]) -> str | None:
 
 def read_settings(source: ModelSource) -> None:
     pooling_config(source)
-    generation_defaults("auto", source.path)
+    generation_defaults("auto", source.tokenizer)
 
 
 def read_tokenizer(source: ModelSource) -> None:

@@ -166,6 +166,8 @@ def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], vocabu
         metadata, "add_bos_token", lambda: is_sentence_piece or (pre_tokenizer is not None and pre_tokenizer.adds_bos)
     )
     ends = flag(metadata, "add_eos_token", lambda: False)
+    if flag(metadata, "add_sep_token", lambda: False):
+        log.warning("tokenizer.ggml.add_sep_token is true: ignored, only vocabularies of encoders have separators")
     around = [name for name, added in (("bos", begins), ("eos", ends)) if added]
     for name in around:
         if name not in vocabulary.ids:

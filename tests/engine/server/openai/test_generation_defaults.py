@@ -41,7 +41,6 @@ def test_the_files_sampling_parameters_are_read(described: Callable[[object], Pa
     assert generation_defaults("auto", folder) == read
     assert generation_defaults("none", folder) == {}
     assert generation_defaults("auto", described({"top_k": -1, "temperature": None})) == {"top_k": 0}
-    assert generation_defaults("auto", folder / "model.gguf") == {}
 
 
 @pytest.mark.parametrize("config", [{"temperature": -1}, {"top_p": "0.9"}, {"max_new_tokens": 0}, [1]])
@@ -143,6 +142,16 @@ def test_suppressed_tokens_and_bad_words_of_the_model_are_never_generated(descri
     assert defaults == {"bad_words": ((1, 2), (3,), (8,))}
     body = CompletionRequest.model_validate({"prompt": "a"})
     assert body.sampling(5, defaults, bad_words=((7,),)).bad_words == ((1, 2), (3,), (8,), (7,)), "a request adds words"
+
+
+def test_suppressed_tokens_of_a_gguf_file_are_never_generated() -> None:
+    tokens = {"tokenizer.ggml.tokens": ["a", "b", "c"]}
+    suppressed = tokens | {"tokenizer.ggml.suppress_tokens": [2, 0, 9, -1]}
+    assert generation_defaults("auto", tokens) == {}
+    assert generation_defaults("auto", suppressed) == {"bad_words": ((2,), (0,))}, "as in llama.cpp, without strangers"
+    assert generation_defaults("none", suppressed) == {}
+    with pytest.raises(ConfigError, match="suppress_tokens: is damaged"):
+        generation_defaults("auto", tokens | {"tokenizer.ggml.suppress_tokens": ["a"]})
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def line_of(model: Path, capsys: pytest.CaptureFixture[str]) -> str:
     ("file", "content", "named"),
     [
         ("tokenizer.json", {}, "tokenizer.json: not a valid tokenizer"),
-        ("tokenizer_config.json", [], "tokenizer_config.json: a JSON object is expected"),
+        ("tokenizer_config.json", [], "tokenizer_config.json: expected a JSON object"),
         ("tokenizer_config.json", {"eos_token": 5}, "eos_token must be a string"),
         ("added_tokens.json", {"<a>": "b"}, "added_tokens.json: the id of '<a>'"),
         ("config.json", CONFIG | {"eos_token_id": "</s>"}, "eos_token_id"),

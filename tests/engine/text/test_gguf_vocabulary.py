@@ -167,7 +167,6 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     (byte_level(tokens=[]), "tokens"),
     (byte_level(model=None), "model None"),
     (byte_level(model="bert"), "'bert'"),
-    (byte_level(pre=None), "pre None"),
     (byte_level(pre=["gpt-2"]), "pre"),
     (byte_level(add_bos_token=True), "bos_token_id"),
     (byte_level(add_eos_token=True, eos_token_id=MISSING), "eos_token_id"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment
+from fastgen_operator.children.platform import PodSettings
 from fastgen_operator.children.pod import build_pod_spec
 from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Object
 from fastgen_operator.plan.observed import Observed
@@ -18,6 +19,7 @@ from harness.space import resource
 
 UID = "uid-of-chat"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ANY_TEMPLATE = PodSettings(pod_template="any")
 
 
 def stored(name: str = "chat", *, generation: int = 1, **spec: Any) -> Object:
@@ -34,7 +36,8 @@ def spec_of(obj: Object) -> Spec:
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """Return the Deployment of the resource; keywords set its status."""
     spec = spec_of(owner)
-    built = build_deployment(owner, spec, "engine:test", situation(Observed(owner)).desired_replicas)
+    replicas = situation(Observed(owner)).desired_replicas
+    built = build_deployment(owner, spec, "engine:test", replicas, ANY_TEMPLATE)
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",

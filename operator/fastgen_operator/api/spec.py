@@ -61,8 +61,9 @@ class PodTemplate(ApiModel):
     """Strategic merge patch for the pod spec, as in `kubectl patch`. List items are matched by their merge key, for
     example containers by name; the engine's container is named engine. `$patch: delete` in an item removes it, and
     `{$patch: delete}` as the value of a field removes the field. The command, arguments and port of the engine
-    container cannot be changed. A patch that violates the restricted Pod Security
-    Standard is applied, and reported in the condition PodsRestricted."""
+    container cannot be changed. A patch that violates the restricted Pod Security Standard is refused, unless the
+    operator allows it (podTemplate: any in the values of its chart); it is then reported in the condition
+    PodsRestricted."""
 
 
 class Spec(ApiModel):

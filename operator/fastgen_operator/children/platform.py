@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
@@ -45,6 +45,7 @@ class PodSettings:
         ca_key: its key with the certificates, in PEM.
         image_pull_secrets: names of Secrets in each resource's namespace, with which the kubelet pulls the images.
         fixed_user: run as `USER_ID`. False leaves user and groups to the cluster, as OpenShift requires.
+        pod_template: restricted refuses a spec.podTemplate that violates the restricted Pod Security Standard.
     """
 
     http_proxy: str = ""
@@ -54,6 +55,7 @@ class PodSettings:
     ca_key: str = "ca.crt"
     image_pull_secrets: tuple[str, ...] = ()
     fixed_user: bool = True
+    pod_template: Literal["restricted", "any"] = "restricted"
 
     @property
     def environment(self) -> list[dict[str, str]]:

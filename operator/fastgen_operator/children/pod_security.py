@@ -1,7 +1,7 @@
 """Check a pod template against the restricted Pod Security Standard. Pure.
 
 Source: kubernetes.io, "Pod Security Standards", baseline and restricted, as in k8s.io/pod-security-admission 0.34.
-Rules for Windows pods are omitted, and pods in user namespaces get no exemptions. Why this is not left to the API
+Windows pods and pods in user namespaces get no exemptions. Why this is not left to the API
 server: docs/decisions/013.
 """
 
@@ -93,6 +93,8 @@ def _identity(context: Object) -> Iterator[str]:
     """Yield violations of the rules that pod and container security contexts share."""
     if context.get("runAsUser") == 0:
         yield "securityContext.runAsUser must not be 0"
+    if context.get("windowsOptions", {}).get("hostProcess"):
+        yield "securityContext.windowsOptions.hostProcess must be false"
     selinux = context.get("seLinuxOptions", {})
     if selinux.get("type", "") not in _SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
         yield "securityContext.seLinuxOptions must only set a container type, no user and no role"

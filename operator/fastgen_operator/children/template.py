@@ -11,6 +11,7 @@ from fastgen_operator.children.metadata import disposable_volumes, labels, witho
 from fastgen_operator.children.model_source import is_downloaded, model_address
 from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
 from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.strategic_merge import MergeError, merge
 from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
@@ -29,8 +30,8 @@ def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettin
     """Build the pod template of the resource `name`.
 
     Raises:
-        TemplateRefused: spec.podTemplate cannot be merged, or changes a field that the operator relies on; or the
-            affinity excludes co-location.
+        TemplateRefused: spec.podTemplate cannot be merged, changes a field that the operator relies on, or violates the
+            restricted Pod Security Standard although the settings require it; or the affinity excludes co-location.
     """
     built, wanted = build_pod_spec(name, spec, engine_image, settings), spec.pod_template or PodTemplate()
     try:
@@ -47,7 +48,10 @@ def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettin
         # The operator's annotation of the model wins: it identifies what a pod serves.
         "annotations": {**disposable_volumes(built), **wanted.metadata.annotations, **in_use},
     }
-    return {"metadata": without_empty(metadata), "spec": merged}
+    template = {"metadata": without_empty(metadata), "spec": merged}
+    if settings.pod_template == "restricted":
+        _check_standard(template)
+    return template
 
 
 def explain_refusal(refusal: str, spec: Spec) -> str | None:
@@ -80,6 +84,19 @@ def _colocated(name: str, pod: Object, patch: PodTemplate) -> Object:
     except ColocationError as error:
         place = _PATH if "affinity" in (patch.spec or {}) else "spec.scheduling"
         raise TemplateRefused(f"{place}.{error}") from error
+
+
+def _check_standard(template: Object) -> None:
+    try:
+        broken = broken_rules(template)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # A value of a type that the API server would reject, too.
+        raise TemplateRefused(f"spec.podTemplate: a value has the wrong type ({error}): correct it") from error
+    if broken:
+        raise TemplateRefused(
+            f"spec.podTemplate: violates the restricted Pod Security Standard: {'; '.join(broken)}: remove "
+            "them, or ask an administrator to allow them with podTemplate: any in the values of the operator's chart"
+        )
 
 
 def _check_engine(built: Object, merged: Object) -> None:

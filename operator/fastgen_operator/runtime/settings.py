@@ -144,6 +144,12 @@ class Settings:
         action="store_false",
     )
 
+    pod_template: Literal["restricted", "any"] = _flag(
+        "what spec.podTemplate may contain: restricted refuses what violates the restricted Pod Security Standard",
+        "restricted",
+        choices=("restricted", "any"),
+    )
+
     resync_seconds: float = _seconds("interval between reconciles of all resources from the cache", 30.0)
     relist_seconds: float = _seconds("interval between full lists, which find changes that a watch missed", 300.0)
     retry_seconds: float = _seconds("first backoff after a failed reconcile; it doubles with each", 1.0)

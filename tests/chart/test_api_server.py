@@ -86,6 +86,16 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "serviceAccount": {"name": "mine", "annotations": {"role": "none"}},
     },
+    "for other tenants": {
+        "podTemplate": "any",
+        "operator": {"networkPolicy": {"enabled": False}},
+        "admissionPolicy": {
+            "reservedNamespaces": ["kube-system", "argocd"],
+            "engineImages": ["registry.example/fastgen/"],
+            "podLabels": ["example.com/"],
+            "podAnnotations": [],
+        },
+    },
     "by the platform": {
         "podSecurity": {"fixedUser": False},
         "rbac": {"create": False, "aggregateToDefaultRoles": False},

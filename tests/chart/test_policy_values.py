@@ -93,9 +93,11 @@ def test_the_cluster_can_assign_user_ids(helm: Helm) -> None:
             assert {**pod["securityContext"], "fsGroupChangePolicy": "OnRootMismatch"} == expected.security_context
 
 
-def test_the_operators_own_pod_monitor_and_network_policy_are_opt_in(helm: Helm) -> None:
-    assert not {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"}
-    enabled = ("--set", "operator.podMonitor.enabled=true", "--set", "operator.networkPolicy.enabled=true")
+def test_the_operator_has_a_network_policy_and_can_have_a_pod_monitor(helm: Helm) -> None:
+    assert {obj["kind"] for obj in helm.render()} & {"PodMonitor", "NetworkPolicy"} == {"NetworkPolicy"}
+    off = ("--set", "operator.networkPolicy.enabled=false")
+    assert "NetworkPolicy" not in {obj["kind"] for obj in helm.render(*off)}
+    enabled = ("--set", "operator.podMonitor.enabled=true")
     selector = helm.one("Deployment")["spec"]["selector"]["matchLabels"]
     monitor = helm.one("PodMonitor", *enabled, "--set", "monitoring.podMonitorLabels.release=mine")
     assert monitor["metadata"]["labels"]["release"] == "mine"
@@ -136,6 +138,8 @@ def test_the_operator_may_connect_to_the_api_server_dns_and_engines_only(helm: H
         *("NetworkPolicy", "--set", "operator.networkPolicy.enabled=true"),
         *("--set-json", 'operator.networkPolicy.apiServer=[{"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}]'),
     )["spec"]["egress"]
+    (usual,) = helm.one("NetworkPolicy")["spec"]["egress"][:1]
+    assert {port["port"] for port in usual["ports"]} == {443, 6443, 8443, 16443}, "not the operator's own ports"
     api_server, dns, engines = rules
     assert api_server == {"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}
     assert dns["to"] == list(CLUSTER_DNS)
@@ -155,6 +159,26 @@ def test_the_alerts_are_those_of_the_page(helm: Helm) -> None:
     rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
     alerts = dict.fromkeys(each["alert"] for each in rules if "alert" in each)
     assert re.findall(r"^\| (FastGen\w+) \|", MONITORING, re.MULTILINE) == list(alerts)
+
+
+def test_what_a_pod_template_may_contain_reaches_the_operator_and_the_policies(helm: Helm) -> None:
+    assert settings(helm).pods.pod_template == "restricted"
+    any_template = ("--set", "podTemplate=any")
+    assert settings(helm, *any_template).pods.pod_template == "any"
+
+    def restricted(*args: str) -> set[str]:
+        """Return the policies that check the restricted standard without a condition on spec.podTemplate."""
+        policies = [obj for obj in helm.render(*args) if obj["kind"] == "ValidatingAdmissionPolicy"]
+        return {
+            policy["metadata"]["name"].rpartition("-")[2]
+            for policy in policies
+            for rule in policy["spec"]["validations"]
+            if "hostPID" in rule["expression"]
+            and "has(params.spec.podTemplate)" not in rule["expression"]
+            and "formerPod" in rule["expression"]
+        }
+
+    assert (restricted(), restricted(*any_template)) == ({"writes"}, set())
 
 
 def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
@@ -180,6 +204,9 @@ def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
         ("prometheusRule.objectives.timeToFirstToken.seconds=3", "/prometheusRule/objectives/timeToFirstToken/seconds"),
         ("prometheusRule.objectives.interTokenLatency.percent=90", "/prometheusRule/objectives/interTokenLatency"),
         ("prometheusRule.objectives.interTokenLatency.percent=100", "/prometheusRule/objectives/interTokenLatency"),
+        ("podTemplate=baseline", "/podTemplate"),
+        ("admissionPolicy.engineImages={it's}", "/admissionPolicy/engineImages/0"),
+        ("admissionPolicy.podLabels=team", "/admissionPolicy/podLabels"),
         ("dashboards.label=x", "additional properties 'label' not allowed"),
     ],
 )

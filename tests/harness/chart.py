@@ -15,6 +15,9 @@ CHART = Path(__file__).parents[2] / "charts" / "fastgen"
 CRD_CHART = CHART.with_name("fastgen-crds")
 SYSTEM = "fastgen-system"
 SERVICE_ACCOUNT = "fastgen-operator"
+# Objects without a namespace, and those in namespaces that several releases share.
+CLUSTER_NAME = f"{SYSTEM}.{SERVICE_ACCOUNT}"
+EDIT_ROLE = f"{CLUSTER_NAME}-edit"
 
 
 def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import FASTGEN
+from harness.chart import CLUSTER_NAME
 from harness.space import Space, resource
 from support.waiting import eventually
 
-LIMITS = "fastgen-operator-limits"
+LIMITS = f"{CLUSTER_NAME}-limits"
 BINDING = f"validatingadmissionpolicybinding/{LIMITS}"
 
 

@@ -6,6 +6,19 @@
 {{- end -}}
 {{- end -}}
 
+{{- /*
+The name of objects outside the release's namespace, where releases of other namespaces have theirs. A namespace has no
+dot, so no two pairs of namespace and release have the same.
+*/ -}}
+{{- define "fastgen.clusterName" -}}
+{{- .Release.Namespace }}.{{ include "fastgen.name" . }}
+{{- end -}}
+
+{{- define "fastgen.dashboards" -}}
+{{- $own := has .Values.dashboards.namespace (list "" .Release.Namespace) -}}
+{{- ternary (include "fastgen.name" .) (include "fastgen.clusterName" .) $own }}-dashboards
+{{- end -}}
+
 {{- /* Operators of different classes do not wait for each other, also during an upgrade that changes the class. */ -}}
 {{- define "fastgen.lease" -}}
 {{- include "fastgen.name" . }}{{ with .Values.operatorClass }}-{{ . }}{{ end -}}
@@ -151,7 +164,34 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   | toJson -}}
 {{- end -}}
 
-{{- /* CEL for the message about Secrets in a field of spec.podTemplate.spec. */ -}}
-{{- define "fastgen.denied" -}}
+{{- /* A list of strings as CEL. */ -}}
+{{- define "fastgen.celList" -}}
+{{- if . }}['{{ join "', '" . }}']{{ else }}[]{{ end -}}
+{{- end -}}
+
+{{- /* CEL, whether a securityContext named `context` sets only these fields, and neither user nor group 0. */ -}}
+{{- define "fastgen.celContext" -}}
+context.all(field, field in {{ include "fastgen.celList" . }}) && ['runAsUser', 'runAsGroup', 'fsGroup'].all(id, !(id in context) || type(context[id]) == int && context[id] > 0) && (!('runAsNonRoot' in context) || context.runAsNonRoot == true) && (!('supplementalGroups' in context) || type(context.supplementalGroups) == list && context.supplementalGroups.all(group, type(group) == int && group > 0))
+{{- end -}}
+
+{{- /* CEL, the end of a message about a field that only users who may create pods may set. */ -}}
+{{- define "fastgen.needsPods" -}}
+': ' + request.userInfo.username + ' may not set this without the right to create pods in the namespace: remove it, or ask a user with that right to apply the resource'
+{{- end -}}
+
+{{- /* CEL, the message about Secrets in a field of spec.podTemplate.spec. */ -}}
+{{- define "fastgen.needsSecrets" -}}
 {{- printf "'spec.podTemplate.spec.%s: must not name a Secret, because ' + request.userInfo.username + ' may neither create pods nor get the Secrets of the namespace: remove it, or ask a user with either right to apply the resource'" . | quote -}}
+{{- end -}}
+
+{{- /* The namespaces of a policy's binding. */ -}}
+{{- define "fastgen.watched" -}}
+{{- with .Values.watchNamespaces -}}
+matchResources:
+  namespaceSelector:
+    matchExpressions:
+      - key: kubernetes.io/metadata.name
+        operator: In
+        values: {{- toYaml . | nindent 10 }}
+{{- end -}}
 {{- end -}}

@@ -1,0 +1,199 @@
+"""Two releases of one name, in two namespaces: each has its objects, and its policies to its end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.commands import CommandError, run
+from cluster.controlplane import ControlPlane
+from fastgen_operator.children.service import build_pod_monitor
+from fastgen_operator.kinds import FASTGEN, POD_MONITOR
+from fastgen_operator.kube.transport import ApiServer
+from harness.chart import CHART, SERVICE_ACCOUNT, Helm
+from harness.definitions import POD_MONITOR_CRD
+from harness.space import resource
+from harness.user import refusal, server_of
+from support.namespace import MERGE, Object
+from support.waiting import eventually
+
+KINDS = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding"
+# Another release in the same cluster: the CRD is that of the first one.
+SECOND = ("--set", "crd.install=false", "--set", "operatorClass=blue")
+# Names of the objects without a namespace before they had the namespace of their release in them.
+FORMER = "fastgen-operator"
+
+
+@pytest.fixture(scope="module")
+def plane(helm: Helm) -> Iterator[ControlPlane]:
+    with ControlPlane(helm.program.parent) as started:
+        for name in ("one", "two", "shared"):
+            started.kubectl("create", "namespace", name)
+        yield started
+
+
+def release(plane: ControlPlane, helm: Helm, verb: str, namespace: str, *args: str, chart: Path = CHART) -> None:
+    place = ("--namespace", namespace, f"--kubeconfig={plane.kubeconfig}")
+    helm.run(verb, "fastgen", *(() if verb == "uninstall" else (str(chart),)), *place, *args)
+
+
+def owned(plane: ControlPlane, namespace: str) -> set[str]:
+    """Return kind and name of the objects without a namespace that belong to the release of the namespace."""
+    found = json.loads(plane.kubectl("get", KINDS, "--output=json"))["items"]
+    return {
+        f"{each['kind']}/{each['metadata']['name']}"
+        for each in found
+        if each["metadata"].get("annotations", {}).get("meta.helm.sh/release-namespace") == namespace
+    }
+
+
+def names(namespace: str) -> set[str]:
+    base = f"{namespace}.{SERVICE_ACCOUNT}"
+    policies = {f"{base}-{name}" for name in ("authors", "limits", "writes", "templates")}
+    return {
+        *(f"ClusterRole/{base}{end}" for end in ("", "-view", "-edit")),
+        f"ClusterRoleBinding/{base}",
+        *(f"ValidatingAdmissionPolicy/{name}" for name in policies),
+        *(f"ValidatingAdmissionPolicyBinding/{name}" for name in policies),
+    }
+
+
+@pytest.mark.controlplane
+def test_each_of_two_releases_of_one_name_keeps_its_policies_to_its_end(plane: ControlPlane, helm: Helm) -> None:
+    release(plane, helm, "install", "one")
+    release(plane, helm, "install", "two", *SECOND)
+    try:
+        assert (owned(plane, "one"), owned(plane, "two")) == (names("one"), names("two"))
+        release(plane, helm, "upgrade", "two", *SECOND, "--set", "operator.workers=3")
+        # What the upgrade page says about the CRD of a release that is gone takes nothing else.
+        release(plane, helm, "upgrade", "two", "--set", "operatorClass=blue", "--take-ownership")
+        assert (owned(plane, "one"), owned(plane, "two")) == (names("one"), names("two"))
+        release(plane, helm, "uninstall", "one")
+        assert (owned(plane, "one"), owned(plane, "two")) == (set(), names("two"))
+        release(plane, helm, "install", "one", "--take-ownership")
+        assert (owned(plane, "one"), owned(plane, "two")) == (names("one"), names("two"))
+    finally:
+        release(plane, helm, "uninstall", "two", "--ignore-not-found")
+    assert (owned(plane, "one"), owned(plane, "two")) == (names("one"), set())
+    release(plane, helm, "uninstall", "one")
+    assert owned(plane, "one") == set()
+
+
+@pytest.mark.controlplane
+def test_each_policy_restricts_the_operator_of_its_own_release_and_class(plane: ControlPlane, helm: Helm) -> None:
+    release(plane, helm, "install", "one", "--take-ownership")
+    release(plane, helm, "install", "two", *SECOND)
+    try:
+        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        for name, kind in (("plain", None), ("blue", "blue")):
+            made = resource(name, **({} if kind is None else {"operatorClass": kind}))
+            plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(made))
+        role = ("--clusterrole=one.fastgen-operator", "--user=nobody")
+        plane.kubectl("create", "clusterrolebinding", "nobody", *role)
+        eventually(lambda: _status_refusal(plane, "two", "plain"), within=20, what="the policies")
+        found = {
+            (namespace, name): _status_refusal(plane, namespace, name)
+            for namespace in ("one", "two")
+            for name in ("plain", "blue")
+        }
+        assert found["one", "plain"] == found["one", "blue"] == found["two", "blue"] == ""
+        assert "two.fastgen-operator-writes" in found["two", "plain"]
+        assert "of its class" in found["two", "plain"]
+    finally:
+        release(plane, helm, "uninstall", "two")
+        release(plane, helm, "uninstall", "one")
+
+
+@pytest.mark.controlplane
+def test_the_operator_gives_prometheus_no_credentials(plane: ControlPlane, helm: Helm) -> None:
+    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(POD_MONITOR_CRD.fetch()))
+    release(plane, helm, "install", "one", "--take-ownership")
+    try:
+        for crd in ("fastgendeployments.fastgen.dev", "podmonitors.monitoring.coreos.com"):
+            plane.kubectl("wait", "--for=condition=Established", f"crd/{crd}", "--timeout=30s")
+        plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(resource()))
+        owner = json.loads(plane.kubectl("get", "--namespace", "shared", "fgd/chat", "--output=json"))
+        monitor = build_pod_monitor(owner, {})
+        endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+        server = _operator(plane, "one")
+
+        def words(**spec: object) -> str:
+            made = {**monitor, "spec": {**monitor["spec"], **spec}}
+            return refusal(server, "POST", POD_MONITOR.path("shared"), made, query=[("dryRun", "All")])
+
+        token = {"bearerTokenSecret": {"name": "admin", "key": "token"}}
+        eventually(lambda: words(podMetricsEndpoints=[{**endpoint, **token}]), within=20, what="the policy")
+        assert "without credentials" in words(podMetricsEndpoints=[{**endpoint, **token}])
+        assert "without credentials" in words(namespaceSelector={"any": True})
+        assert words() == ""
+    finally:
+        release(plane, helm, "uninstall", "one")
+
+
+def _operator(plane: ControlPlane, namespace: str) -> ApiServer:
+    """Return the API server as the operator of the release in the namespace."""
+    user = f"system:serviceaccount:{namespace}:{SERVICE_ACCOUNT}"
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+    return server_of(str(plane.kubeconfig_for(f"operator-{namespace}", user, groups)))
+
+
+def _status_refusal(plane: ControlPlane, namespace: str, name: str) -> str:
+    server = _operator(plane, namespace)
+    path = FASTGEN.path("shared", name, "status")
+    return refusal(server, "PATCH", path, {"status": {"replicas": 1}}, content_type=MERGE)
+
+
+@pytest.mark.controlplane
+def test_an_upgrade_removes_the_objects_of_the_former_names(plane: ControlPlane, helm: Helm, tmp_path: Path) -> None:
+    """The chart with the former names stands for the release before."""
+    former = tmp_path / "fastgen"
+    run(["cp", "--recursive", str(CHART), str(former)])
+    helpers = former / "templates" / "_helpers.tpl"
+    text, replaced = re.subn(
+        r"\{\{- \.Release\.Namespace \}\}\.(?=\{\{ include \"fastgen\.name\")", "", helpers.read_text()
+    )
+    assert replaced == 1
+    helpers.write_text(text)
+    release(plane, helm, "install", "one", "--take-ownership", chart=former)
+    assert f"ClusterRole/{FORMER}" in owned(plane, "one")
+    release(plane, helm, "upgrade", "one")
+    assert owned(plane, "one") == names("one")
+    release(plane, helm, "uninstall", "one")
+
+
+def test_releases_share_no_object_but_the_crd(helm: Helm) -> None:
+    """Also in a namespace that both watch, and with names that are as long as helm allows."""
+    watched = ("--set-json", 'watchNamespaces=["shared"]', "--set", "dashboards.namespace=shared")
+    found: Counter[tuple[str, str, str]] = Counter()
+    longest = "r" * 53
+    pairs = [(name, space) for name in ("fastgen", "a.fastgen", longest) for space in ("one", "two", "n" * 63)]
+    for args in ((), watched):
+        for name, space in pairs:
+            text = helm.run("template", name, str(CHART), "--namespace", space, *args)
+            objects: list[Object] = [each for each in yaml.safe_load_all(text) if each]
+            for each in objects:
+                metadata = each["metadata"]
+                key = (each["kind"], metadata.get("namespace", ""), metadata["name"])
+                found[key] += each["kind"] not in ("CustomResourceDefinition", "FastGenDeployment")
+                assert len(metadata["name"]) <= 253, key
+                assert all(
+                    len(value) <= 63 for value in metadata.get("labels", {}).values() if isinstance(value, str)
+                ), key
+        assert set(found.values()) <= {0, 1}, [key for key, count in found.items() if count > 1]
+        found.clear()
+
+
+@pytest.mark.controlplane
+def test_a_second_release_is_told_that_it_needs_no_crd(plane: ControlPlane, helm: Helm) -> None:
+    release(plane, helm, "install", "one", "--take-ownership")
+    try:
+        with pytest.raises(CommandError, match="fastgendeployments"):
+            release(plane, helm, "install", "two")
+    finally:
+        release(plane, helm, "uninstall", "one")

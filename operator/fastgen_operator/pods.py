@@ -25,21 +25,55 @@ Role = Literal["engine", "container", "sidecar", "init container"]
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
-    """One container of a pod: its spec, and its status, which is empty until the kubelet reports it.
+class Ending:
+    """How a container ended.
 
-    `grace` is the pod's termination grace period, seconds.
+    Attributes:
+        exit_code: None if it was not reported.
+        started, finished: in RFC 3339; empty if unknown.
+        last_line: the last non-empty line of its message; empty without one.
     """
 
-    role: Role
-    spec: dict[str, Any]
-    status: dict[str, Any]
-    grace: int = 30
+    exit_code: int | None
+    reason: str
+    started: str
+    finished: str
+    last_line: str
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return str(self.status["name"])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container of a pod.
+
+    Attributes:
+        is_ready: whether it passes its readiness probe, or is an init container that has succeeded.
+        has_started: whether it has passed its startup probe.
+        restarts: how often it was started again.
+        running_since: in RFC 3339, empty if unknown; None if it does not run.
+        is_terminated: whether it has ended and is not started again.
+        ended: the last ending; None if there was none.
+        waiting, waiting_message: why it waits, in a word and in a sentence; empty for others.
+        memory_limit: None without one.
+        readiness_path: path of its readiness probe, or words for another probe.
+        startup_seconds: seconds in which its startup probe has to pass; 0 without one.
+        grace: the pod's termination grace period, seconds.
+    """
+
+    name: str = ""
+    role: Role = "container"
+    image: str = ""
+    is_ready: bool = False
+    has_started: bool = False
+    restarts: int = 0
+    running_since: str | None = None
+    is_terminated: bool = False
+    ended: Ending | None = None
+    waiting: str = ""
+    waiting_message: str = ""
+    memory_limit: str | None = None
+    readiness_path: str = ""
+    startup_seconds: int = 0
+    grace: int = 30
 
     @property
     def title(self) -> str:
@@ -47,52 +81,14 @@ class Container:
         return "the engine" if self.role == "engine" else f"{self.role} {self.name}"
 
     @property
-    def running(self) -> dict[str, Any] | None:
-        """The state of a running container."""
-        return self._state("running")
-
-    @property
-    def waiting(self) -> dict[str, Any]:
-        """The state of a waiting container; empty for others."""
-        return self._state("waiting") or {}
-
-    @property
-    def terminated(self) -> dict[str, Any] | None:
-        """The state of a container that has ended and is not started again."""
-        return self._state("terminated")
-
-    @property
-    def ended(self) -> dict[str, Any] | None:
-        """The last termination, with times; None if there was none."""
-        last: dict[str, Any] | None = self.status.get("lastState", {}).get("terminated")
-        return self.terminated or last
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it passes its readiness probe, or is an init container that has succeeded."""
-        return bool(self.status.get("ready"))
-
-    @property
-    def has_started(self) -> bool:
-        """Whether it has passed its startup probe."""
-        return bool(self.status.get("started"))
-
-    @property
-    def restarts(self) -> int:
-        """How often it was started again."""
-        return int(self.status.get("restartCount", 0))
+    def is_running(self) -> bool:
+        """Whether it runs."""
+        return self.running_since is not None
 
     @property
     def has_succeeded(self) -> bool:
         """Whether it has ended with exit code 0."""
-        return self.terminated is not None and self.terminated.get("exitCode") == 0
-
-    def _state(self, name: str) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = self.status.get("state", {}).get(name)
-        return state
-
-
-_NOT_REPORTED: Final = Container("container", {}, {})
+        return self.is_terminated and self.ended is not None and self.ended.exit_code == 0
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,7 @@ class Pod:
 
     @cached_property
     def engine(self) -> Container:
-        """The engine's container; without a status if the kubelet has not reported it."""
+        """The engine's container; an empty one if the kubelet has not reported it."""
         return self.container(ENGINE_CONTAINER)
 
     @cached_property
@@ -220,12 +216,12 @@ class Pod:
         if self.has_ended or self.pending is not None:
             return False
         running = (each for each in self.containers if each.role in ("engine", "container"))
-        return not any(each.has_started or each.restarts or each.terminated is not None for each in running)
+        return not any(each.has_started or each.restarts or each.is_terminated for each in running)
 
     @cached_property
     def has_started(self) -> bool:
         """Whether the engine runs and has passed its startup probe; it may serve even if it is not ready."""
-        return self.engine.has_started and self.engine.running is not None
+        return self.engine.has_started and self.engine.is_running
 
     @cached_property
     def unschedulable(self) -> str | None:
@@ -249,8 +245,8 @@ class Pod:
         return self.unschedulable or self.gate
 
     def container(self, name: str) -> Container:
-        """Return the container of that name; without a status if the kubelet has not reported it."""
-        return next((each for each in self.containers if each.name == name), _NOT_REPORTED)
+        """Return the container of that name; an empty one if the kubelet has not reported it."""
+        return next((each for each in self.containers if each.name == name), Container())
 
     def condition(self, kind: str) -> dict[str, Any]:
         """Return the condition of that type; empty if there is none."""
@@ -291,7 +287,7 @@ class Pod:
             specs = {spec["name"]: spec for spec in pod.get(f"{kind}s", ())}
             for status in self._status.get(f"{kind}Statuses", ()):
                 spec = specs.get(status["name"], {})
-                yield Container(_role(kind, status["name"], spec), spec, status, grace)
+                yield _container(_role(kind, status["name"], spec), spec, status, grace)
 
     def _unscheduled(self, reason: str) -> str | None:
         """Return the message of the condition PodScheduled if it is False for that reason, else None."""
@@ -317,10 +313,42 @@ def queue_message(workload: Object) -> str:
     return f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
 
 
-def last_line(terminated: dict[str, Any]) -> str:
-    """Return the last non-empty line of a terminated container's message, or an empty string."""
+def _container(role: Role, spec: Object, status: Object, grace: int) -> Container:
+    state = status.get("state", {})
+    running, waiting, terminated = state.get("running"), state.get("waiting") or {}, state.get("terminated")
+    ended = terminated or status.get("lastState", {}).get("terminated")
+    return Container(
+        name=status["name"],
+        role=role,
+        image=spec.get("image") or status.get("image", ""),
+        is_ready=bool(status.get("ready")),
+        has_started=bool(status.get("started")),
+        restarts=int(status.get("restartCount", 0)),
+        running_since=None if running is None else running.get("startedAt") or "",
+        is_terminated=terminated is not None,
+        ended=None if ended is None else _ending(ended),
+        waiting=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        memory_limit=spec.get("resources", {}).get("limits", {}).get("memory"),
+        readiness_path=spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe"),
+        startup_seconds=_probe_seconds(spec.get("startupProbe")),
+        grace=grace,
+    )
+
+
+def _probe_seconds(probe: Object | None) -> int:
+    return int(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3)) if probe else 0
+
+
+def _ending(terminated: Object) -> Ending:
     lines = [line.strip() for line in terminated.get("message", "").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return Ending(
+        exit_code=terminated.get("exitCode"),
+        reason=terminated.get("reason", "Error"),
+        started=terminated.get("startedAt") or "",
+        finished=terminated.get("finishedAt") or "",
+        last_line=lines[-1] if lines else "",
+    )
 
 
 def _role(kind: str, name: str, spec: dict[str, Any]) -> Role:

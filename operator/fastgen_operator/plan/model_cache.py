@@ -166,7 +166,7 @@ def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
         pods = [pod for pod in observed.fetch_pods if pod.is_controlled_by(job)]
         fetched = (pod for pod in pods if pod.container(FETCH_CONTAINER).has_succeeded)
         containers = (each for pod in fetched for each in pod.containers if each.role == "container")
-        running = {each.name for each in containers if each.running is not None}
+        running = {each.name for each in containers if each.is_running}
         if running and not is_complete(job):
             found.append((job, tuple(sorted(running))))
     return found

@@ -39,9 +39,9 @@ def lacks_containers(pod: Pod, at: datetime) -> bool:
     """Return whether the pod is on a node on which its containers should have been created by now."""
     if pod.has_ended or pod.is_terminating or not pod.node:
         return False
-    if any(each.running is not None or each.terminated is not None for each in pod.containers):
+    if any(each.is_running or each.is_terminated for each in pod.containers):
         return False
-    reasons = {str(each.waiting.get("reason", "")) for each in pod.containers}
+    reasons = {each.waiting for each in pod.containers}
     return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod.obj, at)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from fastgen import exit_codes
-from fastgen_operator.pods import IMAGE_PULL_REASONS, Container, Pod, last_line
+from fastgen_operator.pods import IMAGE_PULL_REASONS, Container, Ending, Pod
 
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
@@ -66,13 +66,13 @@ def _state(pod: Pod) -> str:
         return "waits for the scheduler"
     containers = [container for container in pod.containers if not _is_done(container)]
     for container in containers:
-        if container.running is None and container.ended is not None:
-            return f"{container.title} {_ending(container)}"
-        if container.waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
-            return f"{container.title}: {container.waiting.get('message') or container.waiting['reason']}"
+        if not container.is_running and container.ended is not None:
+            return f"{container.title} {_ending(container, container.ended)}"
+        if container.waiting not in ("", "PodInitializing", "ContainerCreating"):
+            return f"{container.title}: {container.waiting_message or container.waiting}"
     for container in containers:
-        if container.running is not None and not container.is_ready:
-            return _running(container, container.running.get("startedAt", ""))
+        if container.running_since is not None and not container.is_ready:
+            return _running(container, container.running_since)
     if pod.is_silent:
         return f"its node {pod.node} does not respond; it last reported the pod as ready"
     return f"starts on node {pod.node}"
@@ -81,12 +81,11 @@ def _state(pod: Pod) -> str:
 def _running(container: Container, since: str) -> str:
     if container.role == "init container":
         return f"{container.title} has been running since {since}"
-    probe = container.spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe")
     if container.has_started:
         cause = "it is draining, overloaded or hung"
-        return f"{container.title} has been running since {since}, but {probe} fails: {cause}"
-    earlier = f" again, after it {_ending(container)}" if container.ended is not None else ""
-    return f"{container.title} has been loading since {since}{earlier}; {probe} has not passed yet"
+        return f"{container.title} has been running since {since}, but {container.readiness_path} fails: {cause}"
+    earlier = "" if container.ended is None else f" again, after it {_ending(container, container.ended)}"
+    return f"{container.title} has been loading since {since}{earlier}; {container.readiness_path} has not passed yet"
 
 
 def _is_done(container: Container) -> bool:
@@ -96,31 +95,30 @@ def _is_done(container: Container) -> bool:
 def _may_fail(container: Container, at: datetime | None) -> bool:
     if _is_done(container) or not container.is_ready:
         return not _is_done(container)
-    finished = (container.ended or {}).get("finishedAt")
-    if at is None or finished is None or container.restarts < CRASH_LOOP_RESTARTS:
+    finished = "" if container.ended is None else container.ended.finished
+    if at is None or not finished or container.restarts < CRASH_LOOP_RESTARTS:
         return False
     # The node's clock may be ahead; if by more than this, a crash is forgotten at once instead of remembered for hours.
     return abs(at - datetime.fromisoformat(finished)) < CRASH_MEMORY
 
 
 def _failure(container: Container) -> Failure | None:
-    reason, title = container.waiting.get("reason", ""), container.title
-    words = container.waiting.get("message", "") or reason
+    reason, title = container.waiting, container.title
+    words = container.waiting_message or reason
     if reason in IMAGE_PULL_REASONS:
-        image = container.spec.get("image") or container.status.get("image", "")
-        return Failure("ImagePullBackOff", f"the image {image} of {title} cannot be pulled: {words}")
+        return Failure("ImagePullBackOff", f"the image {container.image} of {title} cannot be pulled: {words}")
     if reason in _CREATE_REASONS:
         return Failure("ContainerNotCreated", f"{title} cannot be created: {words}")
     ended = container.ended
     if ended is None:
         return None
     times = f"; restarted {container.restarts} times" if container.restarts > 1 else ""
-    known = _ENGINE_FAILURES.get(ended.get("exitCode", 0)) if container.role == "engine" else None
-    message = f"{title} {_ending(container)}{times}"
-    if ended.get("reason") == "OOMKilled":
+    known = _ENGINE_FAILURES.get(ended.exit_code or 0) if container.role == "engine" else None
+    message = f"{title} {_ending(container, ended)}{times}"
+    if ended.reason == "OOMKilled":
         return Failure("OutOfMemory", message)
     if known is not None:
-        words = last_line(ended) or f"{known.message} (exit code {ended['exitCode']}) without a message"
+        words = ended.last_line or f"{known.message} (exit code {ended.exit_code}) without a message"
         return Failure(known.reason, words + times)
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", message)
@@ -129,33 +127,25 @@ def _failure(container: Container) -> Failure | None:
     return None
 
 
-def _ending(container: Container) -> str:
-    """Describe the last termination of the container."""
-    ended = container.ended or {}
-    code, reason = ended.get("exitCode"), ended.get("reason", "Error")
-    last = last_line(ended)
-    tail = f"; last log line: {last}" if last else ""
-    if reason == "OOMKilled":
-        limit = container.spec.get("resources", {}).get("limits", {}).get("memory")
+def _ending(container: Container, ended: Ending) -> str:
+    """Describe the last ending of the container."""
+    tail = f"; last log line: {ended.last_line}" if ended.last_line else ""
+    if ended.reason == "OOMKilled":
+        limit = container.memory_limit
         had = f"its limit of {limit}" if limit else "its node had left, as it has no limit"
         return f"was killed for using more memory than {had}{tail}"
     if _exceeded_startup(container, ended):
-        return f"was stopped because it was not ready {_startup_seconds(container)} s after its start{tail}"
-    if code in _STOPPED_EXIT_CODES and container.role == "engine":
-        return f"was stopped from outside (exit code {code}), for example after failed liveness probes{tail}"
-    return f"ended with exit code {code} ({reason}){tail}"
+        return f"was stopped because it was not ready {container.startup_seconds} s after its start{tail}"
+    if ended.exit_code in _STOPPED_EXIT_CODES and container.role == "engine":
+        words = f"was stopped from outside (exit code {ended.exit_code})"
+        return f"{words}, for example after failed liveness probes{tail}"
+    return f"ended with exit code {ended.exit_code} ({ended.reason}){tail}"
 
 
-def _exceeded_startup(container: Container, ended: dict[str, Any]) -> bool:
+def _exceeded_startup(container: Container, ended: Ending) -> bool:
     """Return whether the kubelet stopped the container because its startup probe did not pass in time."""
-    allowed = _startup_seconds(container)
-    start, finish = ended.get("startedAt"), ended.get("finishedAt")
-    if not allowed or not start or not finish or ended.get("exitCode") not in _STOPPED_EXIT_CODES:
+    allowed = container.startup_seconds
+    if not allowed or not ended.started or not ended.finished or ended.exit_code not in _STOPPED_EXIT_CODES:
         return False
-    lived = (datetime.fromisoformat(finish) - datetime.fromisoformat(start)).total_seconds()
+    lived = (datetime.fromisoformat(ended.finished) - datetime.fromisoformat(ended.started)).total_seconds()
     return allowed <= lived <= allowed + container.grace
-
-
-def _startup_seconds(container: Container) -> int:
-    probe = container.spec.get("startupProbe")
-    return int(probe.get("periodSeconds", 10)) * int(probe.get("failureThreshold", 3)) if probe else 0

@@ -17,14 +17,13 @@ def view_of(pod: Pod, failures: Mapping[str, Failure], *, has_room: bool = True)
     serves, refused = pod.is_ready, scheduled.get("status") == "False"
     failure = failure_of(pod) or failures.get(pod.name)
     engine = pod.engine
-    running, ended = engine.running or {}, engine.ended or {}
     return PodView(
         name=pod.name,
         address=pod.address,
         revision=pod.revision,
         scheduled_at=_time_of(scheduled) if pod.node else None,
-        started_at=_seconds(running.get("startedAt")),
-        ended_at=None if running else _seconds(ended.get("finishedAt")),
+        started_at=_seconds(engine.running_since),
+        ended_at=None if engine.running_since or engine.ended is None else _seconds(engine.ended.finished),
         restarted=bool(engine.restarts),
         ready_since=_time_of(ready) if serves else None,
         unready_since=None if serves else _time_of(ready),

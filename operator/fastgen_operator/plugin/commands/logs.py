@@ -77,4 +77,4 @@ class _Reader:
 
 def _runs(pod: Pod, container: str) -> bool:
     """Return whether the container runs or has run."""
-    return any(each.name == container and "waiting" not in each.status.get("state", {}) for each in pod.containers)
+    return any(each.name == container and (each.is_running or each.is_terminated) for each in pod.containers)

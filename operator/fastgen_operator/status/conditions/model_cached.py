@@ -25,7 +25,7 @@ from fastgen_operator.objects import name_of
 from fastgen_operator.plan.model_cache import serves_model
 from fastgen_operator.plan.observed import has_condition
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import IMAGE_PULL_REASONS, Pod, last_line, queue_message
+from fastgen_operator.pods import IMAGE_PULL_REASONS, Pod, queue_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import is_about_volume
 
@@ -138,27 +138,25 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
     if (words := pod.gate) is not None:
         return _false("SchedulingGated", f"pod {name}: {words}")
     fetch = pod.container(FETCH_CONTAINER)
-    waiting, ended = fetch.waiting.get("reason"), fetch.ended
-    words = fetch.waiting.get("message", "")
-    if waiting == "CreateContainerConfigError":
+    ended, words = fetch.ended, fetch.waiting_message
+    if fetch.waiting == "CreateContainerConfigError":
         reason = "SecretNotFound" if words.startswith("secret ") else "DownloadFailed"
         remedy = "create it, or correct spec.model.secretName" if reason == "SecretNotFound" else ""
         return _false(reason, f"pod {name}: {words}", remedy)
-    if waiting in IMAGE_PULL_REASONS:
-        image = fetch.status.get("image", "")
-        return _false("DownloadFailed", f"pod {name}: the image {image} cannot be pulled: {words}")
+    if fetch.waiting in IMAGE_PULL_REASONS:
+        return _false("DownloadFailed", f"pod {name}: the image {fetch.image} cannot be pulled: {words}")
     if pod.is_silent:
         words = f"pod {name}: its node {pod.node} does not respond"
         return unknown("Downloading", words)
-    if ended is None or ended.get("exitCode") == 0:
+    if ended is None or ended.exit_code == 0:
         return unknown("Downloading", f"pod {name} is downloading {spec.model.source}")
-    exit_code = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
-    last = last_line(ended).removeprefix("fastgen: error: ") or exit_code
-    if fetch.running is not None:
+    exit_code = f"exit code {ended.exit_code} ({ended.reason})"
+    last = ended.last_line.removeprefix("fastgen: error: ") or exit_code
+    if fetch.is_running:
         attempt = f"attempt {fetch.restarts + 1}; the previous one failed: {last}"
         message = f"pod {name} is downloading {spec.model.source}, {attempt}"
         return unknown("Downloading", message)
-    reason = _REASONS.get(ended.get("exitCode", 0), "DownloadFailed")
+    reason = _REASONS.get(ended.exit_code or 0, "DownloadFailed")
     return _false(reason, last, _REMEDIES.get(reason, ""))
 
 

@@ -40,7 +40,7 @@ class Autoscaler:
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
         period = self.watchlist.scrape_seconds
-        with self.scraper:
+        async with self.scraper:
             try:
                 await asyncio.gather(
                     self._repeat(period, lambda subject: subject.is_autoscaled),
@@ -73,7 +73,7 @@ class Autoscaler:
     async def _measure(self, key: Key, subject: Subject) -> None:
         """Scrape a fleet, and decide on it."""
         try:
-            answers = await asyncio.wrap_future(self.scraper.submit("/".join(key), _targets(subject)))
+            answers = await self.scraper.scrape("/".join(key), _targets(subject))
             if (record := self.watchlist.open_record(key, subject)) is not None:
                 self._update(key, subject, record, answers)
         except Exception:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
 from fastgen_operator.pods import Pod
 
 logger = logging.getLogger(__name__)
@@ -22,12 +23,15 @@ def read_loads(pods: Sequence[Pod], model_name: str) -> dict[str, float]:
     targets = [Target(name, address, model_name) for name, address in addresses.items() if address]
     if not targets:
         return {}
-    with Scraper(_SECONDS) as scraper:
-        answers = scraper.scrape(targets)
     loads = {}
-    for target, answer in answers.items():
+    for target, answer in asyncio.run(_scrape(targets)).items():
         if isinstance(answer, Sample):
             loads[target.pod] = answer.in_flight_tokens
         else:
             logger.debug("pod %s: reading its load: %s: %s", target.pod, answer.reason, answer)
     return loads
+
+
+async def _scrape(targets: Sequence[Target]) -> dict[Target, Answer]:
+    async with Scraper(_SECONDS) as scraper:
+        return await scraper.scrape("", targets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
-from fastgen_operator.autoscale.scrape.scraper import Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from fastgen_operator.runtime.settings import Settings
 
@@ -145,8 +144,8 @@ def replica(port: int, pod: str = "pod", address: str = "127.0.0.1") -> Target:
 
 async def answer_of(port: int, scraper: Scraper | None = None, **of: str) -> Sample | UnusableError:
     """Scrape one replica."""
-    with Scraper(0.5) if scraper is None else nullcontext(scraper) as used:
-        (answer,) = (await asyncio.to_thread(used.scrape, [replica(port, **of)])).values()
+    async with Scraper(0.5) if scraper is None else nullcontext(scraper) as used:
+        (answer,) = (await used.scrape("fleet", [replica(port, **of)])).values()
     return answer
 
 
@@ -199,8 +198,8 @@ HOSTILE = [
 async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
-        with Scraper(0.5) as scraper:
-            found = await asyncio.to_thread(scraper.scrape, [replica(bad, "bad"), replica(good, "good")])
+        async with Scraper(0.5) as scraper:
+            found = await scraper.scrape("fleet", [replica(bad, "bad"), replica(good, "good")])
         assert time.monotonic() - began < 3
     answers = {target.pod: answer for target, answer in found.items()}
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
@@ -229,45 +228,58 @@ async def test_concurrent_scrapes_are_limited() -> None:
 
     async with serving(count) as port:
         targets = [replica(port, f"pod-{n}") for n in range(20)]
-        with Scraper(5.0, concurrency=4) as scraper:
-            found = await asyncio.to_thread(scraper.scrape, targets)
+        async with Scraper(5.0, concurrency=4) as scraper:
+            found = await scraper.scrape("fleet", targets)
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
     assert most <= 4
 
 
 async def test_a_fleet_does_not_wait_for_another_whose_replicas_hang() -> None:
-    async with serving(hang) as bad, serving(answering("200 OK", exposed().encode())) as good:
-        with Scraper(60.0, concurrency=8, concurrency_per_fleet=4) as scraper:
-            hanging = scraper.submit("bad", [replica(bad, f"bad-{n}") for n in range(40)])
-            honest = scraper.submit("good", [replica(good, f"good-{n}") for n in range(12)])
-            answers = await asyncio.to_thread(honest.result, 30)
-            assert not hanging.done()
+    async with (
+        serving(hang) as bad,
+        serving(answering("200 OK", exposed().encode())) as good,
+        Scraper(60.0, concurrency=8, concurrency_per_fleet=4) as scraper,
+    ):
+        targets = [replica(bad, f"bad-{n}") for n in range(40)]
+        hanging = asyncio.create_task(scraper.scrape("bad", targets))
+        answers = await scraper.scrape("good", [replica(good, f"good-{n}") for n in range(12)])
+        assert not hanging.done()
+        hanging.cancel()
     assert all(isinstance(answer, Sample) for answer in answers.values())
     assert len(answers) == 12
 
 
 @pytest.mark.slow
 async def test_fleets_with_timeouts_leave_room_for_the_others() -> None:
-    async with serving(hang) as bad, serving(answering("200 OK", exposed().encode())) as good:
-        with Scraper(60.0, concurrency=4, concurrency_per_fleet=4) as scraper:
-            targets = [replica(bad, f"bad-{n}") for n in range(8)]
-            for answer in (await asyncio.to_thread(scraper.submit("bad", targets).result, 30)).values():
-                assert isinstance(answer, UnusableError)
-            hanging = scraper.submit("bad", targets)
-            honest = scraper.submit("good", [replica(good)])
-            (answer,) = (await asyncio.to_thread(honest.result, 30)).values()
-            assert not hanging.done()
+    async with (
+        serving(hang) as bad,
+        serving(answering("200 OK", exposed().encode())) as good,
+        Scraper(60.0, concurrency=4, concurrency_per_fleet=4) as scraper,
+    ):
+        targets = [replica(bad, f"bad-{n}") for n in range(8)]
+        for answer in (await scraper.scrape("bad", targets)).values():
+            assert isinstance(answer, UnusableError)
+        hanging = asyncio.create_task(scraper.scrape("bad", targets))
+        await asyncio.sleep(0)
+        (answer,) = (await scraper.scrape("good", [replica(good)])).values()
+        assert not hanging.done()
+        hanging.cancel()
     assert isinstance(answer, Sample)
 
 
-async def test_a_fleet_whose_responses_take_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastgen_operator.autoscale.scrape.scraper._WORK_SHARE", 0.0)
-    async with serving(flood) as port:
-        with Scraper(60.0, concurrency_per_fleet=2) as scraper:
-            found = await asyncio.to_thread(scraper.scrape, [replica(port, f"pod-{n}") for n in range(20)])
-    reasons = [answer.reason for answer in found.values() if isinstance(answer, UnusableError)]
-    assert reasons == ["TimedOut"] * 20
+async def test_a_fleet_whose_responses_take_too_long_to_parse_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastgen_operator.autoscale.scrape.scraper._PARSING_SHARE", 1e-9)
+    async with (
+        serving(answering("200 OK", exposed().encode())) as port,
+        Scraper(60.0, concurrency_per_fleet=1) as scraper,
+    ):
+        found = await scraper.scrape("fleet", [replica(port, f"pod-{n}") for n in range(20)])
+        again = await scraper.scrape("other", [replica(port)])
+    first, *others = found.values()
+    assert isinstance(first, Sample)
+    assert [answer.reason for answer in others if isinstance(answer, UnusableError)] == ["TimedOut"] * 19
+    assert all(isinstance(answer, Sample) for answer in again.values()), "other fleets have their own time"
 
 
 async def test_a_response_that_the_parser_does_not_expect_ends_only_its_own_scrape(
@@ -282,33 +294,33 @@ async def test_a_response_that_the_parser_does_not_expect_ends_only_its_own_scra
     async with (
         serving(answering("200 OK", b"recursion")) as bad,
         serving(answering("200 OK", exposed().encode())) as good,
+        Scraper(5.0) as scraper,
     ):
-        with Scraper(5.0) as scraper:
-            assert isinstance(await answer_of(bad, scraper), UnusableError)
-            assert isinstance(await answer_of(good, scraper), Sample)
+        assert isinstance(await answer_of(bad, scraper), UnusableError)
+        assert isinstance(await answer_of(good, scraper), Sample)
 
 
 async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
     seen: list[str] = []
-    futures = {"ns/hanging": Future[dict[Target, Sample | UnusableError]]()}
+    is_free = asyncio.Event()
 
-    def submit(name: str, _: object) -> Future[dict[Target, Sample | UnusableError]]:
+    async def scrape(name: str, _: object) -> dict[Target, Answer]:
         seen.append(name)
-        done: Future[dict[Target, Sample | UnusableError]] = Future()
-        done.set_result({})
-        return futures.get(name, done)
+        if name == "ns/hanging":
+            await is_free.wait()
+        return {}
 
     subject = SimpleNamespace(is_autoscaled=True, pods=(), model_name="chat")
     fleets = [(("ns", "hanging"), subject), (("ns", "good"), subject)]
     watchlist: Any = SimpleNamespace(subjects=lambda: fleets, open_record=lambda *_: None, scrape_seconds=0.01)
-    scraper: Any = SimpleNamespace(submit=submit, __enter__=lambda: None, __exit__=lambda *_: None)
+    scraper: Any = SimpleNamespace(scrape=scrape)
     autoscaler = Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None)
     running = autoscaler._begin(lambda _: True)
     await running[1]
     (again,) = autoscaler._begin(lambda _: True)
     await again
     assert seen == ["ns/hanging", "ns/good", "ns/good"]
-    futures["ns/hanging"].set_result({})
+    is_free.set()
     await running[0]
     assert len(autoscaler._begin(lambda _: True)) == 2
 
@@ -334,11 +346,10 @@ class Keeping:
 @pytest.mark.parametrize(("requests", "connections"), [(100, 1), (2, 3)], ids=["kept", "closed by the engine"])
 async def test_connections_are_kept_between_scrapes_and_replaced_when_closed(requests: int, connections: int) -> None:
     engine = Keeping(requests)
-    async with serving(engine) as port:
-        with Scraper(5.0) as scraper:
-            for _ in range(6):
-                answer = await answer_of(port, scraper)
-                assert isinstance(answer, Sample), answer
+    async with serving(engine) as port, Scraper(5.0) as scraper:
+        for _ in range(6):
+            answer = await answer_of(port, scraper)
+            assert isinstance(answer, Sample), answer
     assert engine.connections == connections
 
 
@@ -398,6 +409,7 @@ FORMS = [
     ("a length, and closes", response("Connection: close", LENGTH), False),
     ("HTTP/1.0", response(LENGTH, version="1.0"), False),
     ("a second response", response(LENGTH) * 2, False),
+    ("an interim response", response(status="103 Early Hints", body="") + response(LENGTH), True),
 ]
 
 
@@ -405,11 +417,10 @@ FORMS = [
 async def test_every_way_to_end_a_response_is_understood(answer: bytes, is_kept: bool) -> None:
     has_end = answer != response()
     engine = Scripted(*[answer] * (2 if has_end else 1), waits=has_end)
-    async with serving(engine) as port:
-        with Scraper(5.0) as scraper:
-            for _ in range(2):
-                sample = await answer_of(port, scraper)
-                assert isinstance(sample, Sample), sample
+    async with serving(engine) as port, Scraper(5.0) as scraper:
+        for _ in range(2):
+            sample = await answer_of(port, scraper)
+            assert isinstance(sample, Sample), sample
     assert engine.connections == (1 if is_kept else 2)
 
 
@@ -433,9 +444,8 @@ BROKEN = [
     ("no size of a chunk", response(CHUNKED, body="size\r\n"), "Unreachable"),
     ("half a head", b"HTTP/1.1 200 OK\r\nContent-", "Unreachable"),
     ("no bytes", b"", "Unreachable"),
-    ("a head without end", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200_000, "TooLarge"),
+    ("a head without end", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200_000, "Unreachable"),
     ("a huge body", response("Content-Length: 2000000", body="fastgen_x 1\n" * 160_000), "TooLarge"),
-    ("an interim response", response(status="103 Early Hints", body="") + response(LENGTH), "BadStatus"),
     ("a compressed body", response("Content-Encoding: gzip", "Content-Length: 1", body="\x1f"), "NotMetrics"),
 ]
 
@@ -443,65 +453,31 @@ BROKEN = [
 @pytest.mark.parametrize(("answer", "reason"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 async def test_a_broken_response_is_unusable_and_its_connection_is_closed(answer: bytes, reason: str) -> None:
     engine = Scripted(answer, waits=False)
-    async with serving(engine) as port:
-        with Scraper(5.0) as scraper:
-            unusable = await answer_of(port, scraper)
-            assert isinstance(unusable, UnusableError)
-            assert unusable.reason == reason
-            engine.responses = (response(LENGTH),)
-            assert isinstance(await answer_of(port, scraper), Sample)
-    assert engine.connections == 2, "one attempt per scrape"
+    async with serving(engine) as port, Scraper(5.0) as scraper:
+        unusable = await answer_of(port, scraper)
+        assert isinstance(unusable, UnusableError)
+        assert unusable.reason == reason
+        engine.responses = (response(LENGTH),)
+        assert isinstance(await answer_of(port, scraper), Sample)
+    assert engine.connections <= 3, "a request that got no response is sent once more"
 
 
 async def test_a_scrape_is_not_lost_when_the_engine_closes_the_connection_at_its_request() -> None:
     engine = Scripted(response(LENGTH))
-    async with serving(engine) as port:
-        with Scraper(5.0) as scraper:
-            for _ in range(3):
-                answer = await answer_of(port, scraper)
-                assert isinstance(answer, Sample), answer
+    async with serving(engine) as port, Scraper(5.0) as scraper:
+        for _ in range(3):
+            answer = await answer_of(port, scraper)
+            assert isinstance(answer, Sample), answer
     assert engine.connections == 3
 
 
-async def test_a_kept_connection_on_which_the_engine_sent_more_is_not_used_again() -> None:
-    connections = 0
-
-    async def send_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(response(LENGTH))
-        await more.wait()
-        writer.write(response(LENGTH, body=BODY.replace("1200.0", "7.0")))
-
-    async with serving(send_more) as port:
-        with Scraper(5.0) as scraper:
-            for _ in range(2):
-                more = asyncio.Event()
-                answer = await answer_of(port, scraper)
-                assert isinstance(answer, Sample), answer
-                assert answer.backlog_tokens == 1200
-                more.set()
-                await asyncio.sleep(0.01)
-    assert connections == 2
-
-
-async def test_closing_the_scraper_ends_a_scrape_in_another_thread() -> None:
+async def test_leaving_the_context_ends_a_running_scrape() -> None:
     async with serving(hang) as port:
-        scraper = Scraper(0.2, concurrency=1)
-        running = asyncio.create_task(asyncio.to_thread(scraper.scrape, [replica(port, f"p{n}") for n in range(50)]))
-        await asyncio.sleep(0.01)
-        scraper.close()
-        assert len(await asyncio.wait_for(running, 5)) <= 2, "ten seconds would pass until all have timed out"
-
-
-async def test_another_pod_at_the_same_address_gets_a_connection_of_its_own() -> None:
-    engine = Scripted(*[response(LENGTH)] * 3)
-    async with serving(engine) as port:
-        with Scraper(5.0) as scraper:
-            for pod in ("old", "new", "new"):
-                assert isinstance(await answer_of(port, scraper, pod=pod), Sample)
-    assert engine.connections == 2
+        async with Scraper(60.0, concurrency=1) as scraper:
+            running = asyncio.create_task(scraper.scrape("fleet", [replica(port, f"p{n}") for n in range(50)]))
+            await asyncio.sleep(0.01)
+        answers = await asyncio.wait_for(running, 5)
+    assert [type(answer) for answer in answers.values()] == [UnusableError] * 50
 
 
 async def test_pods_are_reached_at_ipv6_addresses_and_never_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,19 +495,16 @@ async def test_pods_are_reached_at_ipv6_addresses_and_never_through_a_proxy(monk
     assert hosts == [f"Host: [::1]:{port}".encode()]
 
 
-async def test_kept_connections_are_limited_and_closed_when_unused() -> None:
+async def test_connections_are_kept_for_so_many_replicas_and_closed_when_unused() -> None:
     engine = Scripted(*[response(LENGTH)] * 9)
     async with serving(engine) as port:
-        with Scraper(5.0, keep=3, keep_seconds=0.1) as scraper:
-            for _ in range(2):
-                found = await asyncio.to_thread(scraper.scrape, [replica(port, f"pod-{number}") for number in range(7)])
-                assert all(isinstance(answer, Sample) for answer in found.values())
-            assert engine.connections == 7 + 4, "three were kept"
-            await until(lambda: engine.open == 3)
-            await asyncio.sleep(0.11)
-            await asyncio.to_thread(scraper.scrape, [])
+        async with Scraper(5.0, keep=3, keep_seconds=0.1) as scraper:
+            await scraper.scrape("small", [replica(port, f"pod-{number}") for number in range(3)])
+            await until(lambda: 0 < engine.open <= 3)
+            await scraper.scrape("large", [replica(port, f"pod-{number}") for number in range(7)])
+            await until(lambda: engine.open <= 3)
             await until(lambda: engine.open == 0)
-            await asyncio.to_thread(scraper.scrape, [replica(port)])
+            await scraper.scrape("small", [replica(port)])
             await until(lambda: engine.open == 1)
         await until(lambda: engine.open == 0)
 

@@ -549,3 +549,20 @@ def test_an_object_created_during_a_list_is_not_behind() -> None:
     watches.listed(FASTGEN, None, {})
     watches.listed(FASTGEN, None, versions(obj(8, "new")))
     assert watches.behind() == 0
+
+
+async def test_a_resource_that_was_edited_while_the_operator_was_down_is_reconciled_before_the_others(
+    stuck: Stuck,
+) -> None:
+    controller = controller_of(stuck)
+    keys = []
+    for number, generation in enumerate((None, 2, 3)):
+        resource = resource_of(number)
+        resource["metadata"]["generation"] = 3
+        resource["status"] = {} if generation is None else {"observedGeneration": generation}
+        controller.cache.put(FASTGEN, resource)
+        keys.append((resource["metadata"]["namespace"], resource["metadata"]["name"]))
+    for key in keys:
+        controller.add_listed(key)
+    new, edited, handled = keys
+    assert [await controller.queue.take() for _ in keys] == [edited, new, handled]

@@ -142,6 +142,12 @@ def test_a_namespace_that_is_deleted_while_the_operator_runs_stops_no_other(
     assert not any(label.endswith(f"/{space.name}") for label in stale(operator))
     assert operator.is_ready()
     assert operator.is_healthy()
+    plane.kubectl("wait", "--for=delete", f"namespace/{other.name}", "--timeout=60s")
+    proxy.rule = lambda _: None
+    other.create()
+    eventually(lambda: stale(operator) == set(), within=90, what="the namespace to be read again")
+    serve(other)
+    other.delete()
 
 
 def test_replicas_are_not_counted_before_the_pods_are_listed(proxy: Proxy, space: Space, start: Start) -> None:
@@ -190,6 +196,20 @@ def test_a_watch_that_ends_with_an_error_is_opened_again(code: int, proxy: Proxy
     assert all(opened.count(path) >= 3 for path in ended)
     assert operator.is_healthy()
     assert "Traceback" not in operator.log.read_text()
+
+
+def test_a_watch_that_is_closed_at_once_is_opened_with_growing_pauses_and_replaced_by_lists(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    proxy.rule = fails("pods", Answer(200), only=lambda request: request.is_watch)
+    operator = start()
+    began = time.monotonic()
+    serve(space)
+    scale(space, 2)
+    assert stale(operator) == {f"pods/{space.name}"}
+    opened = [request for request, _ in proxy.arrivals if request.is_watch and request.path.endswith("/pods")]
+    assert len(opened) <= 2 + (time.monotonic() - began)
+    assert operator.is_healthy()
 
 
 def test_a_watch_that_always_fails_is_replaced_by_lists_and_the_lease_is_released_at_the_end(

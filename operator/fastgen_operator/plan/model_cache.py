@@ -66,14 +66,13 @@ def gate_on_model(wanted: Children, situation: Situation, settings: PodSettings)
     engine_pod = deployment["spec"]["template"]["spec"]
 
     def build(placement: Placement) -> Object:
-        kept = _in_use(observed)
-        return build_fetch_job(observed.resource, spec, settings, engine_pod, claim, kept, placement)
+        return build_fetch_job(observed.resource, spec, settings, engine_pod, claim, _in_use(observed), placement)
 
     present = _same_download(build(ANYWHERE), observed)
+    kept = frozenset() if present is None else frozenset({name_of(present)})
     if present is not None and not _waits_for_node(present, observed):
-        return GatedChildren(children, frozenset({name_of(present)}))
+        return GatedChildren(children, kept)
     if (placement := _placement(claim, engine_pod, situation)) is None:
-        kept = frozenset() if present is None else frozenset({name_of(present)})
         return GatedChildren(children, kept, needs_nodes=True)
     job = build(placement)
     if observed.child(JOB, name_of(job)) is not None:

@@ -46,6 +46,41 @@ def test_whitespace_filters_and_loops_equal_transformers(add_generation_prompt: 
     assert ours.render(CONVERSATION, add_generation_prompt=add_generation_prompt) == expected[0]
 
 
+FUNCTION = {"name": "f", "description": "d <é>", "parameters": {"type": "object", "properties": {"x": {"enum": ["é"]}}}}
+# What templates of public models use, beside the above.
+FEATURES = [
+    "{{ tools | tojson(separators=(',', ':')) }}{{ tools | tojson(sort_keys=True, indent=4) }}",
+    "{{ tools | tojson(ensure_ascii=True) }}",
+    "{{ tools[0] | string }}{{ messages[0].content | e }}",
+    "{{ tools[0].function.parameters | tojson(indent=2) | indent(4) }}",
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+    "{{ messages | map(attribute='content') | join }}",
+    "{{ messages[-1].content.strip().split('本')[0] }}{{ messages[1:] | length }}{{ messages[::-1][0].role }}",
+    "{{ missing }}{{ missing is defined }}{{ messages[0].nope }}{{ messages[0].get('nope') }}",
+    "{% macro f(x) %}[{{ x }}{{ caller() if caller else '' }}]{% endmacro %}{{ f(1) }}{% call f(2) %}z{% endcall %}",
+    "{% for k, v in tools[0].function.parameters.properties.items() %}{{ k }}{{ v | items | list }}{% endfor %}",
+    "  {% if true %}\n  x\n  {% endif %}\n\ny\n{# comment #}\n {% filter upper %}a{% endfilter %}",
+    "{{ '%s-%d' | format('a', 3) }}{{ '%.2f' % 1.234 }}{{ {'a': 1}.items() | list }}{{ 'ab'[::-1] }}{{ 7 // 2 }}",
+    "{% set x %}{{ messages[0].content }}{% endset %}{{ x | length }}{{ x is string }}{{ x | upper }}",
+    "{{ messages is iterable }}{{ messages[0] is mapping }}{{ none is none }}{{ tools is sequence }}{{ 3 is number }}",
+    "{{ range(3) | list }}{{ dict(a=1) }}{{ joiner(',')() }}{{ namespace(a=2).a }}{{ cycler('a').next() }}",
+    "{{ bos_token }}{{ pad_token is defined }}{{ add_generation_prompt }}{{ documents is none }}",
+    "{{ (messages | first).role | capitalize }}{{ ' a '.lstrip() }}|{{ 'abc'.startswith(('a', 'b')) }}",
+    "{{ [1, [2]] | string }}{{ true }}{{ none }}{{ 1.0 }}{{ 10 ** 20 }}{{ [3, 1] | sort }}{{ 'a' ~ 1 }}",
+    "{% for a, b in [(1, 2)] %}{{ a }}{{ b }}{% endfor %}{% for x in [] %}{% else %}empty{% endfor %}",
+    "{{ '{}'.format('y') }}{{ messages[0].content.encode is defined }}{{ strftime_now('%Y') | length }}",
+]
+
+
+@pytest.mark.parametrize("source", FEATURES)
+def test_what_templates_use_renders_as_in_transformers(source: str) -> None:
+    tools = [{"type": "function", "function": FUNCTION}]
+    expected, _ = render_jinja_template(
+        [CONVERSATION], chat_template=source, tools=tools, add_generation_prompt=True, bos_token="<s>"
+    )
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(CONVERSATION, tools=tools) == expected[0]
+
+
 def test_smollm2s_template_renders_as_transformers_does(smollm2: Tokenizer, smollm2_metadata: Any) -> None:
     assert smollm2.chat_template is not None
     for messages in (CONVERSATION, CONVERSATION[1:2], CONVERSATION[1:]):

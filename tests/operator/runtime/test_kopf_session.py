@@ -70,3 +70,20 @@ async def test_a_watch_that_ends_after_a_while_is_opened_again_by_kopf(
     with pytest.raises(aiohttp.ClientPayloadError):
         await told(feed, Response(error=aiohttp.ClientPayloadError("reset")))
     assert feed.sources.first_failure() == ""
+
+
+async def test_an_event_without_an_end_and_an_error_event_end_the_watch_and_kopf_lists_again(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kopf_session, "_LONGEST_LINE", 100)
+    assert await told(feed, Response(b"x" * 60, b"x" * 60)) == [kopf_session._GONE]
+    assert "an event has more than" in feed.sources.first_failure()
+    error = b'{"type":"ERROR","object":{"code":500,"message":"etcd is tired"}}\n'
+    assert await told(feed, Response(error)) == [kopf_session._GONE]
+    assert feed.sources.first_failure() == "pods: etcd is tired"
+
+
+async def test_an_event_that_cannot_be_read_is_skipped(feed: Feed) -> None:
+    found = await told(feed, Response(b'{"type":"ADDED","object":[]}\n{"type":1}\nx\n' + EVENT, EVENT))
+    assert len(found) == 3
+    assert found[-1] == kopf_session._GONE, "it was closed at once"

@@ -1,4 +1,4 @@
-"""A pod and its containers: the only place that reads fields of a pod's object. Pure."""
+"""A pod and its containers. Plan, status and autoscaler read a pod's object only here. Pure."""
 
 from __future__ import annotations
 
@@ -193,10 +193,14 @@ class Pod:
         return str(self._status.get("phase") or "")
 
     @cached_property
+    def reason(self) -> str:
+        """Why it is in its phase, in a word; empty if unknown."""
+        return str(self._status.get("reason") or "")
+
+    @cached_property
     def end(self) -> str:
-        """Why it has ended."""
-        reason, message = self._status.get("reason", "failed"), self._status.get("message", "no reason given")
-        return f"pod {self.name}: {reason}: {message}"
+        """Why it has ended, in a sentence."""
+        return f"pod {self.name}: {self.reason or 'failed'}: {self._status.get('message', 'no reason given')}"
 
     @cached_property
     def is_scheduled(self) -> bool:

@@ -42,7 +42,7 @@ def lacks_containers(pod: Pod, at: datetime) -> bool:
     if any(each.is_running or each.is_terminated for each in pod.containers):
         return False
     reasons = {each.waiting for each in pod.containers}
-    return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod.obj, at)
+    return reasons <= {"ContainerCreating", "PodInitializing", ""} and _has_waited(pod.created, at)
 
 
 def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
@@ -64,7 +64,7 @@ def lacks_pods(job: Object, pods: Iterable[Pod], at: datetime) -> bool:
     if job["spec"].get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
     uid = job["metadata"]["uid"]
-    return not any(uid in pod.owners for pod in pods) and _has_waited(job, at)
+    return not any(uid in pod.owners for pod in pods) and _has_waited(job["metadata"]["creationTimestamp"], at)
 
 
 def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
@@ -80,9 +80,9 @@ def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
     return Failure(_REFUSED, f"the API server rejects the pod of Job {name}: {words}")
 
 
-def _has_waited(obj: Object, at: datetime) -> bool:
+def _has_waited(created: str, at: datetime) -> bool:
     """Return whether the object was created long enough ago, or, if the operator's clock is behind, in its future."""
-    return abs(at - datetime.fromisoformat(obj["metadata"]["creationTimestamp"])) >= PATIENCE
+    return abs(at - datetime.fromisoformat(created)) >= PATIENCE
 
 
 def _failure(reason: str, count: int, words: str, pod: Pod, warnings: Sequence[Object]) -> Failure | None:

@@ -151,7 +151,7 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
         known = supply_of(view, starts, deadline, now.timestamp())
         state, message = str(known.state), known.message
         if pod.has_ended:
-            state, message = "Ended", str(pod.obj["status"].get("reason") or pod.phase)
+            state, message = "Ended", pod.reason or pod.phase
         elif state == "Ready" and pod.name in slow:
             state, message = "Straggler", "less than half as fast as the other replicas"
         elif state in ("Starting", "Failing", "Unschedulable") and pod.name in told:

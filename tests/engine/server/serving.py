@@ -141,3 +141,9 @@ def serving(
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def leaves_its_grammar(server: Serving, path: str, body: dict[str, Any]) -> bool:
+    """Return whether a generation ends because its tokens do not match its grammar, as only scripted engines' do."""
+    response = server.post(path, body)
+    return response.status_code == 400 and response.json()["error"]["code"] == "grammar_too_complex"

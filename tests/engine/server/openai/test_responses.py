@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.server.scripted_prompts import prompt_for
-from engine.server.serving import Serving
+from engine.server.serving import Serving, leaves_its_grammar
 from fastgen.core.request import RequestError
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
@@ -105,11 +105,11 @@ def test_a_structure_and_a_named_function_are_enforced(thinking: Serving) -> Non
     response = created(thinking, f'{THOUGHT}{{"a": 1}}', text=text)
     assert response["output"][1]["content"][0]["text"] == '{"a": 1}'
     assert response["text"]["format"]["schema"] == schema
-    assert created(thinking, f"{THOUGHT}no", text=text)["status"] == "cancelled"
+    assert leaves_its_grammar(thinking, PATH, {"input": prompt_for(f"{THOUGHT}no"), "text": text})
     function = {"type": "function", "name": "f", "parameters": schema}
-    for given, strict, status in (({}, True, "cancelled"), ({"strict": False}, False, "completed")):
-        response = created(thinking, f"{THOUGHT}{CALL}", tools=[function | given])
-        assert (response["tools"][0]["strict"], response["status"]) == (strict, status)
+    assert leaves_its_grammar(thinking, PATH, {"input": prompt_for(f"{THOUGHT}{CALL}"), "tools": [function]})
+    response = created(thinking, f"{THOUGHT}{CALL}", tools=[function | {"strict": False}])
+    assert (response["tools"][0]["strict"], response["status"]) == (False, "completed")
     named = {"type": "function", "name": "f"}
     assert created(thinking, f"{THOUGHT}{CALL}", tools=TOOLS, tool_choice=named)["output"][1]["name"] == "f"
 

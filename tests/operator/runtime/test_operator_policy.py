@@ -392,6 +392,19 @@ def test_only_the_operators_own_events_and_lease_are_written(space: Space, thief
     assert "only write its own Events" in words
     lease = {"metadata": {"name": "cloud-controller", "namespace": SYSTEM}, "spec": {"holderIdentity": "me"}}
     assert "only write its own Lease" in create_refusal(thief, LEASE, lease)
+    for namespace, name, words in (
+        (SYSTEM, "fastgen-operator", ""),
+        (SYSTEM, "cloud-controller", "only write its own Events"),
+        (space.name, "fastgen-operator", "only write its own Events"),
+    ):
+        of_lease = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "namespace": namespace, "name": name}
+        about_lease = {
+            **event,
+            "metadata": {"name": f"{space.name}-{name}", "namespace": namespace},
+            "involvedObject": of_lease,
+        }
+        assert words in (found := create_refusal(thief, EVENT, about_lease)), found
+        assert bool(found) == bool(words)
     status: Object = {"status": {"replicas": 1}}
     chat = FASTGEN.path(space.name, "chat", "status")
     assert refusal(thief, "PATCH", chat, status, content_type=MERGE) == ""

@@ -105,6 +105,17 @@ def read(pieces: list[str]) -> tuple[str, list[Any]]:
         ("level", "2", 2),
         ("level", "high", "high"),
         ("tree", "[[], []]", [[], []]),
+        # Python's spelling.
+        ("list", "['a', \"b\", None]", ["a", "b", None]),
+        ("point", "{'x': True, 'y': 'é'}", {"x": True, "y": "é"}),
+        ("list", "{1, 2}", "{1, 2}"),
+        ("list", "(1, 2)", "(1, 2)"),
+        ("point", "{'x': b'a'}", "{'x': b'a'}"),
+        ("point", "{'x': 1e999}", "{'x': 1e999}"),
+        ("point", "{'x': f()}", "{'x': f()}"),
+        ("text", "['a']", "['a']"),
+        ("count", "['a']", "['a']"),
+        *(("list", text, text) for text in ("[" + "-" * 50_000 + "1]", "[" + "1+" * 50_000 + "1]", "[" + "(" * 50_000)),
     ],
 )
 def test_a_value_is_converted_by_its_schema(name: str, written: str, value: object) -> None:

@@ -41,6 +41,7 @@ POINTS = {
 }
 # What must be in the files that only some changes touch, and in the page.
 ALSO = {
+    "add a sampling parameter": ('"typical_p"',),
     "add a model family": ('"post_attention_layernorm": "ffn_norm"',),
     "add an autoscaling signal and its reason": ("class Rates",),
 }

@@ -32,6 +32,7 @@ from fastgen_operator.kinds import (
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.objects import foreign_entries
+from fastgen_operator.pods import Pod
 from fastgen_operator.reconcile import reconciler as reconciler_module
 from fastgen_operator.reconcile.reconciler import Reconciler
 from harness.objects import applied, container, deployment, pod, replica_set, stored
@@ -68,6 +69,9 @@ class FakeCluster:
     def owned(self, kind: Kind, key: Key) -> list[Object]:
         del key
         return [copy.deepcopy(child) for (name, _), child in self.objects.items() if name == kind.name]
+
+    def pods(self, key: Key) -> list[Pod]:
+        return [Pod(pod) for pod in self.owned(POD, key)]
 
     def apply(self, kind: Kind, manifest: Object, before: Object | None) -> Object:
         def commit() -> Object:

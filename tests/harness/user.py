@@ -15,6 +15,7 @@ from fastgen_operator.metrics import Metrics
 from harness.chart import EDIT_ROLE
 from harness.space import Space, resource
 from support.namespace import MERGE, Object
+from support.waiting import eventually
 
 _RBAC = "rbac.authorization.k8s.io"
 
@@ -41,6 +42,8 @@ class User:
         for obj in (role, *bindings):
             space.kubectl("create", "--filename", "-", stdin=json.dumps({"apiVersion": f"{_RBAC}/v1", **obj}))
         self.server = server_of(str(space.cluster.kubeconfig_for(self.name, self.name)))
+        # The API server needs a moment to see the bindings, of which the last is that of the edit role.
+        eventually(lambda: "cannot create resource" not in self.refusal(), within=20, what="the user's rights")
 
     def refusal(self, **spec: Any) -> str:
         """Return the API server's words about a new resource, without creating it; empty if it is accepted."""

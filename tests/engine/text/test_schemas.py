@@ -256,6 +256,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not": ({"properties": {"a": {"not": {"type": "string"}}}}, "properties.a.not: cannot be enforced"),
     "if": ({"if": {"type": "string"}, "then": {"minLength": 3}}, "if: cannot be enforced"),
     "uniqueItems": ({"type": "array", "uniqueItems": True}, "uniqueItems: cannot be enforced"),
+    "uniqueItems that is no boolean": ({"type": "array", "uniqueItems": "yes"}, "uniqueItems: has the wrong type"),
     "contains": ({"type": "array", "contains": {"type": "string"}}, "contains: cannot be enforced"),
     "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, "dependentRequired: cannot be enforced"),
     "unevaluatedProperties": (

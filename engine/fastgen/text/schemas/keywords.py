@@ -20,7 +20,7 @@ _UNENFORCEABLE: dict[str, Callable[[_Schema], bool]] = {
     "if": lambda schema: not {"then", "else"} & set(schema),
     "then": lambda schema: "if" not in schema,
     "else": lambda schema: "if" not in schema,
-    "uniqueItems": lambda schema: schema["uniqueItems"] is not True or _is_at_most_one(schema.get("maxItems")),
+    "uniqueItems": lambda schema: not _boolean(schema["uniqueItems"]) or _is_at_most_one(schema.get("maxItems")),
     "contains": lambda schema: schema.get("minContains") == 0 and "maxContains" not in schema,
     "dependentRequired": lambda schema: not any(schema["dependentRequired"].values()),
     "dependentSchemas": lambda schema: not schema["dependentSchemas"],
@@ -63,6 +63,12 @@ def applied(schema: _Schema, place: str) -> dict[str, Any] | Literal[False]:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
 
 
 def _is_at_most_one(most: Any) -> bool:

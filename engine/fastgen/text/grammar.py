@@ -30,20 +30,33 @@ MOST_GRAMMAR_BYTES = 1 << 16
 _ITEMS_IN_ROW = 8_000
 
 
-def limits(share: float = 1.0) -> llguidance.LLParserLimits:
-    """Return the library's limits, or a share of those on the work of a step.
+def limits() -> llguidance.LLParserLimits:
+    """Return the library's limits for generations.
 
     With these, the state of a generation takes up to 100 MB. The time of a step grows with the square of the items.
     """
+    return _limits(lexer_states=50_000, step_lexer_fuel=2_000_000, step_items=160_000)
+
+
+def rehearsal_limits() -> llguidance.LLParserLimits:
+    """Return the library's limits for rehearsals: generations have room for steps that take several times the work."""
+    return _limits(lexer_states=25_000, step_lexer_fuel=200_000, step_items=20_000)
+
+
+def _limits(*, lexer_states: int, step_lexer_fuel: int, step_items: int) -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         verbose_errors=False,
         max_grammar_size=100_000,
         max_items_in_row=_ITEMS_IN_ROW,
-        max_lexer_states=int(50_000 * share),
-        step_lexer_fuel=int(400_000 * share),
-        step_max_items=int(40_000 * share),
+        max_lexer_states=lexer_states,
+        step_lexer_fuel=step_lexer_fuel,
+        step_max_items=step_items,
     )
 
+
+# The library looks ahead for text that must follow. In `start: T "a"` with `T: /(ab)+/`, where each "a" belongs to T,
+# that text has no end, and neither has the search. The last declaration applies.
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 
 # Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
@@ -154,7 +167,7 @@ def _serialised(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":
-        return llguidance.LLMatcher.grammar_from_lark(grammar.text)
+        return llguidance.LLMatcher.grammar_from_lark(grammar.text + _UNFORCED)
     try:
         schema = normalized(json.loads(grammar.text)) if grammar.kind == "json_schema" else {"type": "object"}
         # With defaults, llguidance parses the text here instead of pasting it.

@@ -18,7 +18,7 @@ from pathlib import Path
 import llguidance
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import InvalidGrammar, compile_grammar, limits, summary
+from fastgen.text.grammar import InvalidGrammar, compile_grammar, rehearsal_limits, summary
 from fastgen.text.large_stacks import REHEARSAL_STACK_BYTES
 
 # Most processor time and memory of one grammar. Those of applications take milliseconds and up to 30 MiB.
@@ -26,8 +26,6 @@ MOST_CPU_SECONDS = 2
 MOST_BYTES = 128 << 20
 # Longest time until it ends or is ended, on a machine that is busy.
 MOST_SECONDS = 15
-# Steps are rehearsed with half of the work that the engine allows: it does not give up on what nearly failed here.
-_SHARE = 0.5
 # Random matches to follow, and their longest length. After so many steps and so much processor time, it is enough.
 _WALKS = 16
 _LONGEST_WALK = 96
@@ -65,7 +63,7 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
     Raises:
         InvalidGrammar: if the grammar is invalid or too complex, or comes to a dead end.
     """
-    matcher = compile_grammar(grammar, tables, limits(_SHARE))
+    matcher = compile_grammar(grammar, tables, rehearsal_limits())
     source = random.Random(0)
     until, num_steps = time.process_time() + _WALKING_SECONDS, 0
     for number in range(_WALKS):

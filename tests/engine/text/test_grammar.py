@@ -13,6 +13,7 @@ import llguidance
 import numpy as np
 import pytest
 
+from engine.text.following import compiled
 from fastgen.core.request import FinishReason, Grammar, RequestError
 from fastgen.text import constraints as constraints_module
 from fastgen.text.constraints import GrammarConstraint, GrammarFactory
@@ -179,7 +180,7 @@ def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFac
         ("regex", "a\ud800", "surrogate"),
         ("lark", "start: x", 'unknown name: "x"'),
         ("lark", "start: start", "nothing can match"),
-        ("lark", "", "Empty grammar"),
+        ("lark", "", "no start rule found"),
         ("lark", 'start: <|no_such_token|> "a"', "no_such_token"),
     ],
 )
@@ -314,3 +315,10 @@ def test_a_generation_whose_masks_take_seconds_is_given_up(
     assert allowed(constraint) == list(ENDS)
     assert constraint.end is FinishReason.GRAMMAR
     assert token in allowed(other), "each generation has its own time"
+
+
+def test_text_that_must_follow_without_end_is_not_searched_for_its_end() -> None:
+    endless = compiled(Grammar(kind="lark", text='start: %json {"type": "object"} T "a"\nT: /(ab)+/'))
+    for byte in b"{}abab":
+        assert endless.consume_token(byte)
+        assert any(endless.compute_bitmask())

@@ -21,7 +21,7 @@ from fastgen.text.schemas.normalize import normalized, normalized_arguments
 # White space between JSON tokens. Without a bound, a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
 # Compiled grammars to cache: the requests of one application share a few.
-GRAMMARS_KEPT = 64
+GRAMMARS_KEPT = 32
 # Most bytes of a grammar's text. With the limits below it bounds the time to compile it; see `docs/decisions/022`.
 MOST_GRAMMAR_BYTES = 1 << 16
 

@@ -23,7 +23,7 @@ from fastgen.text.large_stacks import REHEARSAL_STACK_BYTES
 
 # Most processor time and memory of one grammar. Those of applications take milliseconds and up to 30 MiB.
 MOST_CPU_SECONDS = 2
-MOST_BYTES = 128 << 20
+MOST_BYTES = 64 << 20
 # Longest time until it ends or is ended, on a machine that is busy.
 MOST_SECONDS = 15
 # Random matches to follow, and their longest length. After so many steps and so much processor time, it is enough.

@@ -183,4 +183,4 @@ def test_a_rehearsal_is_limited_in_time_memory_and_stack() -> None:
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     seconds, size, stack, core = map(int, shown.split())
     assert (seconds, stack, core) == (2, 4 << 20, 0)
-    assert 128 << 20 < size < 4 << 30
+    assert 64 << 20 < size < 4 << 30

@@ -18,6 +18,7 @@ FIRST = (
     "tests/engine/kernels/gpu/test_attention.py",
     "tests/engine/kernels/gpu/test_sampling.py",
     "tests/engine/model/config/test_huggingface_families.py",
+    "tests/operator/reconcile/test_hostile_tenant.py",
     "tests/operator/reconcile/test_crashes.py",
     "tests/operator/reconcile/test_api_faults.py",
     "tests/operator/reconcile/test_adverse_conditions.py",

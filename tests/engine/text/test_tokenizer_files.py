@@ -364,6 +364,7 @@ DAMAGED: list[tuple[str, str, str]] = [
         for changes in (
             {"vocab": {"a": 2**40}},
             {"vocab": {"a": 1.5}},
+            {"vocab": {"a": 0, "b": 1, "c": 1}},
             {"vocab": {"a": 0, "b": 1}, "merges": ["a b"]},
             {"vocab": {"a": 0, "b": 1}, "merges": ["a b c"]},
             {"dropout": 2.0},
@@ -380,3 +381,12 @@ def test_a_damaged_file_is_rejected_in_one_line(file: str, text: str, named: str
         Tokenizer.load(tmp_path)
     assert named in str(rejection.value)
     assert "\n" not in str(rejection.value)
+
+
+def test_two_tokens_of_one_id_are_named_each_time(tmp_path: Path) -> None:
+    """The library decodes the id to either of them, by chance."""
+    model = {**MODEL, "vocab": {"a": 0, **{f"t{number}": number for number in range(1, 9)}, "again": 5}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "decoder": {"type": "ByteFallback"}}))
+    for _ in range(20):
+        with pytest.raises(ConfigError, match="vocabulary gives the id 5 to 'again' and 't5'"):
+            Tokenizer.load(tmp_path)

@@ -58,10 +58,23 @@ def read(text: str, name: object) -> tokenizers.Tokenizer:
             if int.from_bytes(content[:4], "little") > len(content) - 4:
                 raise ConfigError(f"{name}: its precompiled_charsmap is damaged; download the file again")
         backend = tokenizers.Tokenizer.from_str(text)
+        _check_ids(backend, name)
     # The file may request padding or truncation to a training length; prompts get neither.
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def _check_ids(backend: tokenizers.Tokenizer, name: object) -> None:
+    """Reject a vocabulary in which two tokens have one id: the library would decode it to either, by chance."""
+    tokens: dict[int, str] = {}
+    for token, token_id in backend.get_vocab(with_added_tokens=False).items():
+        other = tokens.setdefault(token_id, token)
+        if other != token:
+            first, second = sorted((other, token))
+            raise ConfigError(
+                f"{name}: its vocabulary gives the id {token_id} to {first!r} and {second!r}; download the file again"
+            )
 
 
 def named_special_tokens(files: TokenFiles) -> dict[str, str]:

@@ -22,6 +22,7 @@ from fastgen.text.chat import ChatTemplateError
 from fastgen.text.output import TextRules
 from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.request_output import OutputDelta, RequestOutput
+from fastgen.text.stop_strings import given_stop_strings
 from fastgen.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -87,7 +88,7 @@ class LLM:
         prompts: str | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         n: int = 1,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -97,7 +98,7 @@ class LLM:
             prompts: strings or lists of token ids.
             sampling: parameters for all prompts, or one entry per prompt; by default `default_sampling`. What is given
                 is used as it is.
-            stop: stop strings; they are not part of the text.
+            stop: a stop string, or several; they are not part of the text.
             n: completions per prompt. With a seed, completion i uses seed + i.
             progress: show a progress bar on standard error. By default, shown for several prompts on a terminal.
 
@@ -130,7 +131,7 @@ class LLM:
         messages: Sequence[Message],
         sampling: SamplingParams | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
         """Generate the next message of a conversation with the model's chat template.
@@ -141,7 +142,7 @@ class LLM:
             messages: mappings with `role` and `content`.
             sampling: by default `default_sampling`, with the rest of the model's length for the reply unless
                 generation_config.json limits it.
-            stop: stop strings; they are not part of the text.
+            stop: a stop string, or several; they are not part of the text.
             chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
@@ -152,7 +153,7 @@ class LLM:
         return self.generate([prompt], sampling or replace(self.default_sampling, max_tokens=max_tokens), stop=stop)[0]
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: Sequence[str] = ()
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
     ) -> Iterator[OutputDelta]:
         """Stream the completion of one prompt. Closing the iterator cancels the generation.
 
@@ -180,12 +181,14 @@ class LLM:
             raise RequestError(f"messages: the model's chat template rejects them: {error}", "messages") from error
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: Sequence[str]) -> RequestOutput:
+    def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: str | Sequence[str]) -> RequestOutput:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if sampling.grammar is not None:
             self._rehearsals.check(sampling.grammar)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
-        return RequestOutput(request, self.tokenizer, TextRules(stop=tuple(stop), min_tokens=sampling.min_tokens))
+        return RequestOutput(
+            request, self.tokenizer, TextRules(stop=given_stop_strings(stop), min_tokens=sampling.min_tokens)
+        )
 
     def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[OutputDelta]:
         """Step the engine until these requests finish; cancel unfinished ones when the iterator is closed."""

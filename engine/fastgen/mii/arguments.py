@@ -8,6 +8,7 @@ from typing import Any
 
 from fastgen.config import ConfigError
 from fastgen.core.request import RequestError, SamplingParams
+from fastgen.text.stop_strings import given_stop_strings
 
 _FLOATS_OF_MII = ("temperature", "top_p")
 # Additional arguments, named as in SamplingParams.
@@ -78,15 +79,14 @@ class GenerateArguments:
         """Build from keyword arguments.
 
         Raises:
-            RequestError: an argument has an unknown name.
+            RequestError: an argument has an unknown name, or a stop string is empty.
         """
         own = [f.name for f in fields(cls) if f.name != "more"]
         unknown = next((name for name in given if name not in (*own, *_MORE)), None)
         if unknown is not None:
             raise RequestError(f"{unknown}: no such argument; there are {', '.join((*own, *_MORE))}", unknown)
         values = {name: value for name, value in given.items() if name in own}
-        stop = given.get("stop") or ()
-        values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        values["stop"] = given_stop_strings(given.get("stop"))
         return cls(**values, more={name: value for name, value in given.items() if name in _MORE})
 
     def max_tokens(self, prompt_length: int) -> int:

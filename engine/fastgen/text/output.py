@@ -64,7 +64,9 @@ class OutputText:
         self._rules = rules
         incomplete = incomplete_end(prompt_token_ids, tokenizer, hidden) if rules.follows_prompt else b""
         self._detokenizer = Detokenizer(tokenizer, hidden, incomplete)
-        self._special_stops = SpecialStops.of(rules.stop, tokenizer, hidden) if rules.stop else SpecialStops(())
+        self._special_stops = (
+            SpecialStops.of(rules.stop, tokenizer.vocabulary, hidden) if rules.stop else SpecialStops(())
+        )
         self._stops = StopStrings(self._special_stops.stops)
         self._answer = AnswerFinder(*rules.reasoning) if rules.stop and rules.reasoning else None
         self.num_tokens = 0
@@ -75,7 +77,8 @@ class OutputText:
         """Add tokens from the engine and return the new text.
 
         A stop string sets `finish_reason` even if the engine has not finished. If the engine finished with `stop`, the
-        last token is the end-of-sequence or stop token; it gives no text unless the rules include it.
+        last token is the end-of-sequence or stop token; it gives no text unless the rules include it, and it still
+        completes a stop string that names it.
         """
         assert self.finish_reason is None, "this generation has finished"
         ends_with_stop_token = finish_reason is FinishReason.STOP and not self._rules.include_stop
@@ -91,9 +94,10 @@ class OutputText:
         marks = self._special_stops.marks
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            if position >= num_text_tokens:
-                continue
-            text = marks[token_id] if token_id in marks else self._detokenizer.push([token_id])
+            if token_id in marks:
+                text = marks[token_id]
+            else:
+                text = self._detokenizer.push([token_id]) if position < num_text_tokens else ""
             if self._append(text, pieces):
                 finish_reason = FinishReason.STOP
                 break

@@ -8,14 +8,16 @@ contains. Marks never leave `fastgen.text.output`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.vocabulary import Vocabulary
 
 # Lone low surrogates: UTF-8 cannot spell them.
 _FIRST_MARK = 0xDC00
 _MOST_MARKS = 1024
+# The generations of a request have the same stop strings.
+_REQUESTS_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,14 @@ class SpecialStops:
     _given: dict[str, str] = field(default_factory=dict)  # stop strings by their form with marks
 
     @classmethod
-    def of(cls, stops: Sequence[str], tokenizer: Tokenizer, hidden: frozenset[int]) -> SpecialStops:
+    @lru_cache(_REQUESTS_KEPT)
+    def of(cls, stops: tuple[str, ...], vocabulary: Vocabulary, hidden: frozenset[int]) -> SpecialStops:
         """Find the `hidden` tokens that stop strings name."""
         marks: dict[int, str] = {}
-        texts = tokenizer.vocabulary.special_tokens
-        named = [text for text, token in texts.items() if token in hidden and any(text in stop for stop in stops)]
+        texts, searched = vocabulary.special_tokens, "\n".join(stops)
+        named = [text for text, token in texts.items() if token in hidden and text in searched]
         if not named:
-            return cls(tuple(stops))
+            return cls(stops)
         # The longest first: a token may begin with another's text.
         pattern = re.compile("|".join(re.escape(text) for text in sorted(named, key=len, reverse=True)[:_MOST_MARKS]))
 

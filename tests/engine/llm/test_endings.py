@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastgen import LLM, SamplingParams
-from fastgen.core.request import FinishReason
+from fastgen.core.request import FinishReason, RequestError
 from fastgen.mii.pipeline import Pipeline
 from support.demo_weights import demo_model
 from support.parrot import save_parrot
@@ -69,6 +69,22 @@ def test_a_stop_string_may_name_a_special_token(llm: LLM, stop: str, text: str, 
     assert "".join(delta.text for delta in llm.stream("<|s1|>", GREEDY, stop=[stop])) == text
     (response,) = Pipeline(llm)("<|s1|>", stop=stop, do_sample=False, max_new_tokens=20)
     assert (response.generated_text, response.finish_reason) == (text, "stop")
+
+
+@pytest.mark.parametrize(("stop", "text"), [("def<", "abc"), (["xy", "def<"], "abc"), ((), "abcdef<|spghxyz")])
+def test_one_stop_string_may_be_given_without_a_list(llm: LLM, stop: Any, text: str) -> None:
+    assert llm.generate("<|s1|>", GREEDY, stop=stop)[0].text == text
+    assert Pipeline(llm)("<|s1|>", stop=stop, do_sample=False, max_new_tokens=20)[0].generated_text == text
+
+
+@pytest.mark.parametrize("stop", ["", ["x", ""], [5]])
+def test_an_empty_stop_string_is_rejected_by_name(llm: LLM, stop: Any) -> None:
+    with pytest.raises(RequestError, match="stop: "):
+        llm.generate("<|s1|>", GREEDY, stop=stop)
+    with pytest.raises(RequestError, match="stop: "):
+        list(llm.stream("<|s1|>", GREEDY, stop=stop))
+    with pytest.raises(RequestError, match="stop: "):
+        Pipeline(llm)("<|s1|>", stop=stop)
 
 
 def test_a_generation_of_a_gguf_file_ends_on_its_end_of_text_token() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.matching import byte_tokenizer
-from fastgen.core.request import FinishReason
+from fastgen.core.request import FinishReason, RequestError
 from fastgen.text.output import OutputText, TextRules
 from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.special_stops import SpecialStops
+from fastgen.text.stop_strings import StopStrings, given_stop_strings
 
 SPECIAL = ("<|sp|>", "<|spy|>", "<|other|>")
 TOKENIZER = byte_tokenizer(None, *SPECIAL)
@@ -136,3 +140,96 @@ def test_reasoning_streams_while_stop_strings_wait() -> None:
         *("", "<think>H", "ALT </thi", "nk>A", " ", "")
     ]
     assert generation.stop_string == "HALT"
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "shown", "found"),
+    [
+        (["<|sp|>"], "ab", "<|sp|>"),
+        (["b<|sp|>"], "a", "b<|sp|>"),
+        (["b<|sp|>", "<|sp|>"], "a", "b<|sp|>"),  # complete at the same token
+        (["c<|sp|>"], "ab", None),
+        (["<|spy|>"], "ab", None),
+    ],
+)
+def test_a_stop_string_may_name_the_token_that_ended_the_generation(
+    stop: list[str], shown: str, found: str | None, keeps: bool
+) -> None:
+    rules = TextRules(stop=tuple(stop), include_stop=keeps)
+    expected = (shown + (found or "") if keeps else shown, found, 3)
+    for cuts in ([], [1, 2], [2]):
+        assert output(rules, "ab<|sp|>", cuts, FinishReason.STOP) == expected
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown", "found"),
+    [
+        (["two", "tw"], "one ", "tw"),  # the shorter one is complete first
+        (["wo", "two", "e two"], "on", "e two"),  # the longest of those complete at the same character
+        (["o th", "two three"], "one tw", "o th"),
+        (["e tw", "ne"], "o", "ne"),
+        (["n", "one"], "o", "n"),
+        (["one two three"], "", "one two three"),
+        (["one two three "], "one two three", None),
+        (["one twx", "e two t"], "on", "e two t"),
+        ([" t", " t"], "one", " t"),
+    ],
+)
+def test_of_overlapping_stop_strings_the_first_complete_one_counts(
+    stops: list[str], shown: str, found: str | None
+) -> None:
+    for cuts in ([], list(range(20)), [3], [4, 5], [2, 7]):
+        assert output(TextRules(stop=tuple(stops)), "one two three", cuts)[:2] == (shown, found)
+        kept = output(TextRules(stop=tuple(stops), include_stop=True), "one two three", cuts)[0]
+        assert kept == shown + (found or "")
+
+
+@pytest.mark.parametrize(
+    ("stop", "min_tokens", "shown"),
+    [
+        ("aba", 3, ""),
+        ("aba", 4, "ab"),
+        ("aba", 5, "ab"),
+        ("aba", 6, "abab"),
+        ("bab", 9, "ababababa"),
+        ("ba", 8, "abababa"),
+    ],
+)
+def test_a_stop_string_that_overlaps_itself_ends_the_text_from_min_tokens_on(
+    stop: str, min_tokens: int, shown: str
+) -> None:
+    for cuts in ([], list(range(9)), [4]):
+        assert output(TextRules(stop=(stop,), min_tokens=min_tokens), "ababababa", cuts)[0] == shown
+
+
+def test_stop_strings_cost_the_same_however_long_and_alike_they_are() -> None:
+    stops = ["a" * 1023 + "b", *(f"{chr(0x100 + number)}{'a' * 1023}" for number in range(63))]
+    searched = StopStrings(stops)
+    began = time.thread_time()
+    for _ in range(400):
+        assert searched.push("aaaa")[1] is None
+    assert time.thread_time() - began < 1  # before, 10 s
+    assert searched.push("b")[1] == stops[0]
+
+
+def test_the_special_tokens_of_stop_strings_are_looked_for_once_in_a_request() -> None:
+    vocabulary, hidden = TOKENIZER.vocabulary, TOKENIZER.special_token_ids
+    first = SpecialStops.of(("<|sp|>",), vocabulary, hidden)
+    assert SpecialStops.of(("<|sp|>",), vocabulary, frozenset(list(hidden))) is first
+    assert SpecialStops.of(("<|sp|>",), vocabulary, hidden - TOKENIZER.special_ids_of(["<|sp|>"])) is not first
+
+
+@pytest.mark.parametrize(
+    ("given", "stops"),
+    [(None, ()), ([], ()), ("end", ("end",)), (["a", "b"], ("a", "b")), (("a",), ("a",))],
+)
+def test_a_program_gives_a_stop_string_or_several(given: Any, stops: tuple[str, ...]) -> None:
+    assert given_stop_strings(given) == stops
+
+
+@pytest.mark.parametrize("given", ["", [""], ["a", ""], [5], 5, {"a": 1}, b"a", [None]])
+def test_a_program_that_gives_an_empty_stop_string_or_none_is_told(given: Any) -> None:
+    with pytest.raises(RequestError, match=r"^stop: ") as rejection:
+        given_stop_strings(given)
+    assert rejection.value.param == "stop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from fastgen.core.step_output import TokenLogprobs
@@ -54,12 +55,27 @@ def chat_choice(index: int, output: RequestOutput, options: ChoiceOptions) -> Ch
                 ToolCall(tools.format.new_id(), FunctionCall(call.arguments, call.name))
                 for call in found.calls[: tools.max_calls]
             ]
-            reason = _TOOL_CALLS if reason == "stop" else reason
+            reason = _reason_with_calls(reason, output.stop_reason, calls[-1].function.arguments or "")
     shown = thought if thought and reasoning is not None and reasoning.include else UNSET
     message = AssistantMessage(content or (None if thought or calls else ""), calls, shown, shown)
     logprobs = chat_logprobs(options.token_text, output.logprobs or ()) if options.body.logprobs else None
     token_ids = output.token_ids if options.body.return_token_ids else UNSET
     return ChatChoice(index, message, reason, logprobs, output.stop_reason, token_ids)
+
+
+def _reason_with_calls(reason: str | None, stop_reason: str | int | None, last_arguments: str) -> str | None:
+    """Return the finish reason of a choice with calls: `stop` if the client's stop string or token cut the last one."""
+    if reason != "stop" or (stop_reason is not None and not _is_json(last_arguments)):
+        return reason
+    return _TOOL_CALLS
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _split(parser: ReasoningParser | None, text: str, *, is_last: bool) -> tuple[str, str]:
@@ -84,7 +100,7 @@ class ChatChunkWriter:
         self._includes_reasoning = options.reasoning is not None and options.reasoning.include
         self._has_token_ids = bool(options.body.return_token_ids)
         self._num_sent_tokens = 0
-        self._has_called = False
+        self._last_arguments: list[str] | None = None  # of the last call, if any
         self._pending_logprobs: list[TokenLogprobs] = []
 
     @property
@@ -113,8 +129,8 @@ class ChatChunkWriter:
         ]
         if is_last:
             reason = finish_reason(delta.finish_reason)
-            if self._has_called and reason == "stop":
-                reason = _TOOL_CALLS
+            if self._last_arguments is not None:
+                reason = _reason_with_calls(reason, delta.stop_reason, "".join(self._last_arguments))
             logprobs, token_ids = self._take_logprobs(), self._take_tokens(output)
             chunks.append(ChatChunkChoice(self._index, Delta(), reason, logprobs, delta.stop_reason, token_ids))
         return chunks
@@ -138,7 +154,9 @@ class ChatChunkWriter:
         if self._tools.max_calls is not None and event.index >= self._tools.max_calls:
             return []
         if isinstance(event, CallArguments):
+            assert self._last_arguments is not None
+            self._last_arguments.append(event.text)
             return [Delta(tool_calls=[ToolCallDelta(event.index, FunctionCall(event.text))])]
-        self._has_called = True
+        self._last_arguments = []
         call = ToolCallDelta(event.index, FunctionCall("", event.name), self._tools.format.new_id(), "function")
         return [Delta(tool_calls=[call])]

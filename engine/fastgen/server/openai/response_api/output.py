@@ -67,8 +67,9 @@ class Output:
         return events
 
     def close(self, status: ItemStatus) -> list[ItemEvent]:
-        """Close the open item, if any, with this status."""
-        return list(self._close(status))
+        """Close the open item, if any, with this status, or as incomplete if it is a call that `stop` has cut."""
+        is_cut = self.finish_reason == "stop" and isinstance(self._open, FunctionCallItem)
+        return list(self._close("incomplete" if is_cut else status))
 
     def _changes(self, delta: Delta) -> Iterator[ItemEvent]:
         if delta.reasoning:

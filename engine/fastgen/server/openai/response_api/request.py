@@ -115,8 +115,11 @@ class _PassedFields(SamplingNumbers):
     logit_bias: Any = None
     seed: Any = None
     stop: Any = None
+    stop_token_ids: Any = None
+    min_tokens: Any = None
     ignore_eos: Any = None
     include_stop_str_in_output: Any = None
+    no_stop_trim: Any = None
     skip_special_tokens: Any = None
     structured_outputs: Any = None
     priority: Any = None

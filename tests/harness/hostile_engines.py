@@ -22,6 +22,7 @@ _FEWER_LABELS: Final = _LABELS[:100_000].rpartition(b",")[0]
 FAULTS: Final = (
     *("labels", "fewer labels", "endless", "drips", "endless head", "garbage", "silence"),
     *(fault for fault in get_args(Fault) if fault not in ("none", "hangs")),
+    *("silence",) * 10,  # each holds a request until the operator's deadline
 )
 
 

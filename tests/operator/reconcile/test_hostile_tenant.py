@@ -31,6 +31,8 @@ SEED = 20261125
 LIMIT = yaml.safe_load((CHART / "values.yaml").read_text())["operator"]["resources"]["limits"]["memory"]
 # The backoff and intervals of the chart; those of other tests retry each fault all the time.
 PATIENCE = ("--retry-seconds", "1", "--retry-limit-seconds", "60", "--resync-seconds", "30", "--relist-seconds", "300")
+# Deleted in turn: the operator restores one child five times within an hour at once, then with a backoff.
+CHILDREN = ("service", "networkpolicy", "poddisruptionbudget")
 ADDRESSES = (f"127.78.0.{n}" for n in count(1))
 
 Times = dict[str, float]
@@ -75,9 +77,10 @@ class Good:
         until(lambda: self.space.get("deployment", "chat")["spec"]["replicas"] == self.most, "another replica")
         scaled = time.monotonic() - began
         ready = until(self.is_ready, "the replicas to be ready")
-        uid = self.space.get("service", "chat")["metadata"]["uid"]
-        self.space.kubectl("delete", "service", "chat", "--wait=false")
-        healed = until(lambda: self.space.get("service", "chat")["metadata"]["uid"] != uid, "the restored Service")
+        child = CHILDREN[self.most % len(CHILDREN)]
+        uid = self.space.get(child, "chat")["metadata"]["uid"]
+        self.space.kubectl("delete", child, "chat", "--wait=false")
+        healed = until(lambda: self.space.get(child, "chat")["metadata"]["uid"] != uid, f"the restored {child}")
         return {"edited": edited, "scaled": scaled, "ready": ready, "healed": healed}
 
     def close(self) -> None:

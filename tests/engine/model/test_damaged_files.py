@@ -25,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from cluster.controlplane import free_ports
 from fastgen.config import ConfigError
 from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.generation_defaults import generation_defaults
@@ -565,7 +566,7 @@ def test_a_damaged_file_ends_a_command_with_one_line_and_exit_code_2(tmp_path: P
     folder = save_small_model(tmp_path / "model")
     content = (folder / SINGLE).read_bytes()
     (folder / SINGLE).write_bytes(content[:-100])
-    prompts = [] if command == "serve" else ["x"]
+    prompts = ["--port", str(free_ports(1)[0])] if command == "serve" else ["x"]
     done = subprocess.run(
         [sys.executable, "-m", "fastgen", command, str(folder), *prompts, "--device", "cpu"],
         capture_output=True,

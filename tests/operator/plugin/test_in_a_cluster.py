@@ -120,11 +120,17 @@ def test_a_decision_is_repeated_from_its_recorded_inputs(
 
 def operator_pod(plane: ControlPlane, kubelet: Kubelet, port: int) -> ExitStack:
     """A pod with the labels of the operator's, whose port for decisions is the one of the running operator."""
+    container = {
+        "name": "operator",
+        "image": "operator:test",
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    restricted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "operator", "labels": {"app.kubernetes.io/name": "fastgen-operator"}},
-        "spec": {"nodeName": kubelet.node, "containers": [{"name": "operator", "image": "operator:test"}]},
+        "spec": {"nodeName": kubelet.node, "securityContext": restricted, "containers": [container]},
     }
     kubelet.ports["operator", 8082] = ("127.0.0.1", port)
     system = Space(plane, SYSTEM)

@@ -35,7 +35,7 @@ class Sources:
         self._failures: dict[tuple[Source, Reading], str] = {}
 
     def succeeded(self, source: Source, reading: Reading) -> None:
-        """Record a complete list, or a watch that delivers."""
+        """Record a complete list, or a watch that delivers or stays open."""
         with self._lock:
             if reading == "list":
                 self._listed.add(source)

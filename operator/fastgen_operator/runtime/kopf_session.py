@@ -37,6 +37,8 @@ THREADS: Final = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 # Seconds that a watch lasts at least, unless it fails.
 _SHORTEST: Final = 1.0
+# Seconds after which an open watch works, also if nothing changes: the API server may send nothing for minutes.
+_PROVEN: Final = 5.0
 # Lines are decoded in a thread from this size on, so that the event loop goes on.
 _LARGE: Final = 1 << 16
 _CHUNK: Final = 1 << 18
@@ -73,8 +75,8 @@ class Feed:
         """Return the sources by the URL path of their lists and watches."""
         return {kind.path(scope): (kind, scope) for scope in self.scopes for kind in self.kinds}
 
-    def delivered(self, source: Source) -> None:
-        """Record that a watch works."""
+    def works(self, source: Source) -> None:
+        """Record that a watch works: it has delivered an event, or stayed open."""
         self._failures.pop(source, None)
         self.sources.succeeded(source, "watch")
 
@@ -179,6 +181,7 @@ class _Watch:
         try:
             if self.response.status >= 400:
                 raise WatchError(_message(_decoded(await self.response.read())), self.response.status)
+            proof = loop.call_later(_PROVEN, self.feed.works, self.source)
             try:
                 async for line in _lines(self.response.content):
                     if (event := await self._reduced(line)) is not None:
@@ -186,6 +189,8 @@ class _Watch:
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):
                 if loop.time() - began >= _SHORTEST:
                     raise
+            finally:
+                proof.cancel()
             if loop.time() - began < _SHORTEST:
                 # kopf would open it again at once, without end.
                 raise WatchError("the watch was closed at once", _EXPIRED)
@@ -212,7 +217,7 @@ class _Watch:
     def _event(self, name: str, obj: Any) -> bytes:
         if name == "ERROR":
             raise WatchError(_message(obj), obj.get("code") if isinstance(obj, dict) else None)
-        self.feed.delivered(self.source)
+        self.feed.works(self.source)
         return json.dumps({"type": name, "object": obj}).encode() + b"\n"
 
     def close(self) -> None:

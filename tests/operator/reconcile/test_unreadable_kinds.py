@@ -145,7 +145,7 @@ def test_a_namespace_that_is_deleted_while_the_operator_runs_stops_no_other(
     plane.kubectl("wait", "--for=delete", f"namespace/{other.name}", "--timeout=60s")
     proxy.rule = lambda _: None
     other.create()
-    eventually(lambda: stale(operator) == set(), within=90, what="the namespace to be read again")
+    eventually(lambda: stale(operator) == set(), within=50, what="the namespace to be read again")
     serve(other)
     other.delete()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import aiohttp
 import pytest
 
 from fastgen_operator.kinds import POD
-from fastgen_operator.kube.sources import Sources
+from fastgen_operator.kube.sources import Source, Sources
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.runtime import kopf_session
 from fastgen_operator.runtime.kopf_session import Feed
@@ -19,16 +20,19 @@ EVENT = b'{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b"}}}\n'
 
 
 class Response:
-    """A watch that delivers these parts and ends, with an error if there is one."""
+    """A watch that delivers these parts and ends, after `until` and with the error if they are given."""
 
     status = 200
 
-    def __init__(self, *parts: bytes, error: Exception | None = None) -> None:
-        self.parts, self.error, self.content = parts, error, self
+    def __init__(self, *parts: bytes, error: Exception | None = None, until: asyncio.Event | None = None) -> None:
+        self.parts, self.error, self.until, self.content = parts, error, until, self
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         for part in self.parts:
             yield part
+        if self.until is not None:
+            async with asyncio.timeout(5):
+                await self.until.wait()
         if self.error is not None:
             raise self.error
 
@@ -70,6 +74,35 @@ async def test_a_watch_that_ends_after_a_while_is_opened_again_by_kopf(
     with pytest.raises(aiohttp.ClientPayloadError):
         await told(feed, Response(error=aiohttp.ClientPayloadError("reset")))
     assert feed.sources.first_failure() == ""
+
+
+async def test_a_watch_that_stays_open_can_be_read_although_nothing_changes(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server sends bookmarks only after a change, which a new namespace need not have for many minutes."""
+    monkeypatch.setattr(kopf_session, "_PROVEN", 0.01)
+    recovered = asyncio.Event()
+
+    def show(_: Source, fails: bool) -> None:
+        if not fails:
+            recovered.set()
+
+    feed.sources = Sources((None,), show)
+    await feed.fail(PODS, "injected 403", is_expired=False)
+    assert feed.sources.first_failure() == "pods: injected 403"
+    assert await told(feed, Response(until=recovered)) == [kopf_session._GONE]
+    assert recovered.is_set()
+    assert feed.sources.first_failure() == ""
+
+
+async def test_a_watch_that_ends_early_does_not_count_as_open_later(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kopf_session, "_PROVEN", 0.01)
+    await feed.fail(PODS, "injected 403", is_expired=False)
+    assert await told(feed, Response()) == [kopf_session._GONE]
+    await asyncio.sleep(0.05)
+    assert feed.sources.first_failure() == "pods: the watch was closed at once"
 
 
 async def test_an_event_without_an_end_and_an_error_event_end_the_watch_and_kopf_lists_again(

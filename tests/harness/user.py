@@ -75,14 +75,11 @@ def refusal(
     content_type: str = "application/json",
     query: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the API server's words if it answers 403 or 422, and an empty string if it accepts.
-
-    Policies that all reject an object answer 403 or 422, depending on which is first. Raises other KubeErrors.
-    """
+    """Return the API server's words if it answers 403, and an empty string if it accepts. Raises other KubeErrors."""
     try:
         server.request(method, path, list(query), body, content_type)
     except KubeError as error:
-        if error.status not in (403, 422):
+        if error.status != 403:
             raise
         return str(error)
     return ""

@@ -188,7 +188,7 @@ def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_accepta
     more = engine(env=[*many, {"name": "B", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}])
     assert CONTAINERS in alice.refusal(**more)
     assert NEEDS_PODS in alice.refusal(**patched(**{f"field{number}": 1 for number in range(900)}))
-    # Not evaluated: the API server would take half a minute. The policy on sizes rejects it too, with 422, if it is first.
+    # Not evaluated: the API server would take half a minute. The policy on sizes may answer first, with 422.
     with suppress(KubeError):
         assert "characters" in alice.refusal(**engine(env=[{"name": f"A{number}"} for number in range(50_000)]))
 

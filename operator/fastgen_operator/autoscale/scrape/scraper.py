@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -98,20 +98,26 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
             name: unique name of the fleet, by which earlier timeouts are remembered.
             targets: the replicas.
         """
-        self._remember(name, len(targets))
-        fleet = _Fleet(asyncio.Semaphore(self._concurrency_per_fleet), _PARSING_SHARE * self._deadline)
+        headers = {} if self._keeps(name, len(targets)) else {"Connection": "close"}
+        fleet = _Fleet(asyncio.Semaphore(self._concurrency_per_fleet), headers, _PARSING_SHARE * self._deadline)
         is_slow = time.monotonic() < self._slow.get(name, 0.0)
         answers = await asyncio.gather(*(self._answer(fleet, target, is_slow=is_slow) for target in targets))
         if any(isinstance(answer, UnusableError) and answer.reason == "TimedOut" for answer in answers):
             self._slow[name] = time.monotonic() + _SLOW_SECONDS
         return dict(zip(targets, answers, strict=True))
 
-    def _remember(self, name: str, size: int) -> None:
+    def _keeps(self, name: str, size: int) -> bool:
+        """Return whether the connections to a fleet of this size are kept, besides those to all others."""
         now = time.monotonic()
         self._slow = {fleet: until for fleet, until in self._slow.items() if until > now}
         self._sizes[name] = size, now
-        if sum(number for number, _ in self._sizes.values()) > self._keep:  # fleets that are gone may be among them
+        if self._num_replicas > self._keep:  # fleets that are gone may be among them
             self._sizes = {fleet: (n, at) for fleet, (n, at) in self._sizes.items() if now - at < self._keep_seconds}
+        return self._num_replicas <= self._keep
+
+    @property
+    def _num_replicas(self) -> int:
+        return sum(number for number, _ in self._sizes.values())
 
     async def _answer(self, fleet: _Fleet, target: Target, *, is_slow: bool) -> Answer:
         async with AsyncExitStack() as places:
@@ -120,7 +126,7 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
                 await places.enter_async_context(self._places_of_slow)
             await places.enter_async_context(self._places)
             try:
-                return fleet.parse(await self._fetch(target), target.model_name)
+                return fleet.parse(await self._fetch(target, fleet.headers), target.model_name)
             except UnusableError as error:
                 return error
             except TimeoutError:
@@ -131,12 +137,10 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
                 # Whatever a replica sends, the others are read.
                 return UnusableError("NotMetrics", f"{type(error).__name__}: {error}")
 
-    async def _fetch(self, target: Target) -> bytes:
+    async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
         """Return the body of a replica's response."""
         host = f"[{target.address}]" if ":" in target.address else target.address
         url = URL(f"http://{host}:{target.port}/metrics?{QUERY}", encoded=True)
-        is_kept = sum(number for number, _ in self._sizes.values()) <= self._keep
-        headers = {} if is_kept else {"Connection": "close"}
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise UnusableError("BadStatus", f"HTTP {response.status}")
@@ -149,9 +153,16 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
 
 @dataclass(slots=True)
 class _Fleet:
-    """The scrape of one fleet: places for its requests, and the seconds that parsing its responses may still take."""
+    """The scrape of one fleet.
+
+    Attributes:
+        places: for its requests.
+        headers: of its requests.
+        seconds: that parsing its responses may still take.
+    """
 
     places: asyncio.Semaphore
+    headers: Mapping[str, str]
     seconds: float
 
     def parse(self, body: bytes, model_name: str) -> Sample:

@@ -29,13 +29,15 @@ class Forked:
     def __init__(self, source: ForkServer, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._lock = threading.Lock()
         self._source = source
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal, or None while the process runs."""
-        if self.returncode is None:
-            self.returncode = self._source.status(self.pid)
-        return self.returncode
+        with self._lock:  # its parent can ask the kernel for the status only once
+            if self.returncode is None:
+                self.returncode = self._source.status(self.pid)
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit status; raise TimeoutExpired after `timeout` seconds."""
@@ -64,6 +66,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         path = os.pathsep.join(part for part in sys.path if part)
+        self._module = module
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.forking", module],
@@ -72,6 +75,10 @@ class ForkServer:
             text=True,
             env={**os.environ, "PYTHONPATH": path},
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Forked:
         """Run `main(arguments)` in a new process.
@@ -91,15 +98,20 @@ class ForkServer:
 
     def close(self) -> None:
         """End the process that forks. Processes that it has started go on."""
-        self._process.communicate(timeout=10)
+        with suppress(BrokenPipeError):
+            self._process.communicate(timeout=10)
 
     def _ask(self, order: object) -> int:
         with self._lock:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            return int(self._process.stdout.readline())
+            with suppress(BrokenPipeError):  # it has ended: it answers nothing
+                self._process.stdin.write(json.dumps(order) + "\n")
+                self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+            if not answer:
+                raise RuntimeError(f"the process that forks {self._module} ended with {self._process.wait(10)}")
+            return int(answer)
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Dynamic SplitFuse: decides which tokens the next step computes.
+"""Dynamic SplitFuse: plans steps and records their results.
 
 DeepSpeed-FastGen (Holmes et al., 2024), section 3.2: long prompts are split over several steps, and short prompts are
-fused with all running generations into one step, so that every step computes about the same number of tokens.
+fused with all running generations into one step, so that every step computes about the same number of tokens. What a
+step computes is decided in `fastgen.core.step_planner`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from collections import Counter, abc, deque
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
-from fastgen.core.blocks.preemption import Preemption, choose_victim
-from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.blocks.preemption import Preemption
 from fastgen.core.chunking import Chunker, StepLimit, Target, target_of
-from fastgen.core.prompt_sharing import PromptSharing
 from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import Deadlines, RequestQueue
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_model import StepModel, StepTimes
-from fastgen.core.step_plan import StepPlan, StepPlanBuilder
+from fastgen.core.step_plan import StepPlan
+from fastgen.core.step_planner import StepPlanner
 
 
 class Scheduler:
@@ -29,7 +29,7 @@ class Scheduler:
     Running sequences hold cache blocks; waiting ones hold none. Sequences are ranked by priority, then by arrival:
     - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
       admitted in that step.
-    - Prompts share the token budget that the decodes leave, see `PromptSharing`.
+    - Prompts share the token budget that the decodes leave, see `StepPlanner`.
 
     So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
     prompt is admitted at the latest when running sequences end, and then takes at most twice as many steps as it would
@@ -63,13 +63,10 @@ class Scheduler:
         self._kv_cache = KVCacheManager(pool, host or HostBuffer(0), preemption or Preemption("recompute", StepModel()))
         self._running: list[Sequence] = []
         self._ended: list[Sequence] = []  # ended, but computed by a step in flight
-        self._in_flight: deque[tuple[StepPlan, set[Key]]] = deque()
+        self._in_flight: deque[StepPlan] = deque()
         self._waiting = RequestQueue()
         self._held: dict[int, Sequence] = {}  # by ordinal
         self._deadlines = Deadlines()
-        self._prompts = PromptSharing(
-            self._running, self._waiting, self._in_flight, self._kv_cache, self._chunker, max_sequences
-        )
 
     @classmethod
     def of(
@@ -147,19 +144,24 @@ class Scheduler:
             None if the results of the steps in flight are needed first: for blocks, or because no sequence has another
             token to compute. Also None if all that could be computed waits for the mask of its grammar.
         """
-        if self._in_flight and self._may_preempt():
+        planner = StepPlanner(
+            self._running,
+            self._waiting,
+            self._in_flight,
+            kv_cache=self._kv_cache,
+            chunker=self._chunker,
+            max_sequences=self.max_sequences,
+            token_budget=self._limit.tokens,
+        )
+        if self._in_flight and planner.may_preempt():
             return None
-        builder = StepPlanBuilder(self.pool, self._limit.tokens)
-        prefilling = self._schedule_decodes(builder)
-        self._prompts.schedule(builder, prefilling)
-        plan = builder.build()
+        plan = planner.plan()
         if not plan.sequences:
             held_back = any(sequence.awaits_mask for sequence in self._running)
             assert self._in_flight or not self.has_work or held_back, "there is work, but nothing was scheduled"
             assert not plan.preempted
             return None
-        self._chunker.observe(builder.num_decodes, builder.num_prompt_tokens)
-        self._in_flight.append((plan, builder.keys))
+        self._in_flight.append(plan)
         return plan
 
     def settle(self, plan: StepPlan, sampled: abc.Sequence[int]) -> list[Sequence | None]:
@@ -174,7 +176,7 @@ class Scheduler:
             lacked the mask of its grammar.
             Sequences that end with their token have a `finish_reason`, and so have those whose pooling is complete.
         """
-        settled, _ = self._in_flight.popleft()
+        settled = self._in_flight.popleft()
         assert settled is plan, "steps are settled in the order in which they were scheduled"
         self._limit.record()
         tokens = _spread(sampled, plan.samples)
@@ -199,7 +201,7 @@ class Scheduler:
                 any_ended = True
                 self._retire(sequence)
         if any_ended:
-            self._running[:] = [sequence for sequence in self._running if sequence.finish_reason is None]
+            self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
         return grown
 
     def roll_back(self, plan: StepPlan) -> None:
@@ -209,7 +211,7 @@ class Scheduler:
         host, that KV is recomputed, because it is unknown whether it was copied. The device runs steps in order, so
         what this step may still write to freed blocks is overwritten by the steps that use them next.
         """
-        newest, _ = self._in_flight.pop()
+        newest = self._in_flight.pop()
         assert newest is plan, "steps are rolled back newest first"
         copied = {block for block, _ in plan.swap_in}
         for sequence, start, sampled in zip(plan.sequences, plan.starts, plan.samples, strict=True):
@@ -263,7 +265,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps."""
         self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended)
-        counts = Counter(sequence.ordinal for plan, _ in self._in_flight for sequence in plan.sequences)
+        counts = Counter(sequence.ordinal for plan in self._in_flight for sequence in plan.sequences)
         for sequence in (*self._running, *self.waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
         assert not counts, "a step in flight computes a sequence whose blocks are free"
@@ -274,67 +276,6 @@ class Scheduler:
         unfinished = (*self._running, *self.waiting, *self._held.values())
         tracked = sum(sequence.deadline is not None for sequence in unfinished)
         assert len(self._deadlines) == tracked, "a finished sequence's deadline is still tracked"
-
-    def _schedule_decodes(self, builder: StepPlanBuilder) -> list[Sequence]:
-        """Schedule all sequences with one pending token; return the other running ones by rank."""
-        pool, block_size = self.pool, self.pool.block_size
-        decoding, prefilling = [], []
-        # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
-        # decodes, and it must advance in every step.
-        num_reserved, is_held_back = 0, False
-        if self._running and self._running[0].num_pending_tokens > 1:
-            first = self._running[0]
-            if len(first.block_table) * block_size == first.num_computed_tokens:
-                self._make_room(first, builder, 0)
-                num_reserved = 1
-        for sequence in self._running[: self._limit.tokens]:
-            computed = sequence.num_computed_tokens
-            if computed < sequence.decodes_until:  # almost always
-                decoding.append(sequence)
-                continue
-            if not sequence.block_table:  # preempted in this loop
-                continue
-            if sequence.num_pending_tokens > 1:
-                prefilling.append(sequence)
-                continue
-            if computed + 1 >= sequence.max_length:  # a step in flight samples its last token
-                continue
-            if sequence.awaits_mask:
-                is_held_back = True
-                continue
-            if len(sequence.block_table) * block_size == computed:
-                if is_held_back and pool.num_free <= num_reserved:  # it might preempt itself, and nothing would run
-                    continue
-                if not self._make_room(sequence, builder, num_reserved):
-                    continue
-                pool.extend(sequence.block_table, computed + 1)
-            builder.add_decode(sequence)
-            sequence.decodes_until = min(len(sequence.block_table) * block_size, sequence.max_length - 1)
-        builder.add_continued(decoding)
-        return [sequence for sequence in prefilling if sequence.block_table]
-
-    def _may_preempt(self) -> bool:
-        """Return whether the next step may need more blocks than there are."""
-        free, block_size = self.pool.num_free, self.pool.block_size
-        if free > len(self._running):
-            return False
-        needed = sum(len(s.block_table) * block_size == s.num_computed_tokens for s in self._running)
-        return needed > free
-
-    def _make_room(self, sequence: Sequence, builder: StepPlanBuilder, num_reserved: int) -> bool:
-        """Preempt sequences until there is a block for `sequence` besides the reserved ones.
-
-        Return False if `sequence` itself was preempted.
-        """
-        while self.pool.num_free <= num_reserved:
-            victim = choose_victim(self._running[self._running.index(sequence) :])
-            self._running.remove(victim)
-            builder.swap_out += self._kv_cache.preempt(victim)
-            builder.preempted.append(victim)
-            self._waiting.push(victim)
-            if victim is sequence:
-                return False
-        return True
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.ordinal in self._held:

@@ -29,10 +29,13 @@ class Sequence:
     """The state of one request. Invariant until it ends: `0 <= num_computed_tokens < len(tokens)`.
 
     A sequence that is pooled samples nothing. While its last step is in flight, all its tokens are computed.
+
+    Each field has an owner. Other modules only read it, or call a method of this class.
     """
 
     request: InitVar[Request]
     _: KW_ONLY
+    # Owner: engine/core.py and core/scheduler.py, until they queue the sequence. Constant from then on.
     ordinal: int  # unique position in the order of arrival
     arrival: float  # seconds on the engine's clock
     seed: int  # of its sampling
@@ -46,27 +49,36 @@ class Sequence:
     deadline: float | None = field(init=False)  # seconds on the engine's clock; None for no deadline
     cache_salt: str | None = field(init=False)  # sequences share blocks only if it is equal; None disables sharing
     stop_tokens: frozenset[int] = field(init=False)  # end it unless `min_tokens` forbids it; the scheduler adds some
-    finish_reason: FinishReason | None = None
     constraint: Constraint | None = None  # state of its grammar, if any, after all generated tokens
 
+    # Owner: core/scheduler.py, with core/step_planner.py. How far the sequence has got.
     tokens: list[int] = field(init=False)  # prompt, then generated ones; the last may be `UNKNOWN`
-    num_computed_tokens: int = 0
     num_in_flight: int = 0  # scheduled steps that compute this sequence and have no results yet
+    # While `num_computed_tokens` is below it, the next step computes the token sampled last into a block that the
+    # runner knows, so there is nothing to decide or to send. 0 if unknown.
+    decodes_until: int = 0
+    lacks_mask: bool = False  # a step in flight samples it without its grammar's mask
+    finish_reason: FinishReason | None = None
+
+    # Owner: core/scheduler.py, with core/step_planner.py; core/blocks/kv_cache_manager.py where KV is found or dropped.
+    num_computed_tokens: int = 0
+
+    # Owner: core/blocks/kv_cache_manager.py. Where its KV is.
+    #
     # KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`. Empty while the
     # sequence waits.
     block_table: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)  # the same for the host buffer, while it is swapped out
     num_published_blocks: int = 0  # leading blocks that are in the prefix cache
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first scheduled
     num_preemptions: int = 0
-    # While `num_computed_tokens` is below it, the next step computes the token sampled last into a block that the
-    # runner knows, so there is nothing to decide or to send. 0 if unknown.
-    decodes_until: int = 0
-    lacks_mask: bool = False  # a step in flight samples it without its grammar's mask
-    row: int | None = None  # its row in the runner's state, see `fastgen.model.step_input`; None if it has none
+
+    # Owner: model/step_input.py. What the runner has of it.
+    row: int | None = None  # its row in the runner's state; None if it has none
     num_sent_blocks: int = 0  # leading entries of `block_table` that the runner has
 
+    # Owner: engine/core.py, with engine/step_results.py. What has been reported of it.
     first_scheduled: float | None = None  # when it was first scheduled
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first scheduled
     num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities have been reported
     is_reported: bool = False  # whether any output has been reported
     pooled_sum: Any = None  # sum of the hidden states to pool, of the tokens computed so far: an array of the engine
@@ -127,6 +139,11 @@ class Sequence:
         self.num_in_flight += 1
         if self.num_computed_tokens == len(self.tokens) and self.pooling is None:
             self.tokens.append(UNKNOWN)
+
+    def resend_blocks(self, first: int) -> None:
+        """Record that `block_table` has changed from entry `first` on: the runner has only those before it."""
+        self.num_sent_blocks = min(self.num_sent_blocks, first)
+        self.decodes_until = 0
 
     def lack_mask(self) -> None:
         """Record that the step in flight samples without the grammar's mask: its token will be discarded."""

@@ -1,13 +1,12 @@
-"""The scheduler's decision for one step, and the builder that assembles it."""
+"""The scheduler's decision for one step."""
 
 from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
 
-from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.blocks.prefix_cache import Key
-from fastgen.core.sequence import UNKNOWN, Sequence
+from fastgen.core.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +42,7 @@ class StepPlan:
         chunks: all but the continued ones.
         preempted, swap_out, swap_in: as the attributes.
         continued: sequences whose chunk is their next decode, below `Sequence.decodes_until`, and where they start.
+        keys: as the attribute.
 
     Attributes:
         sequences: of each chunk.
@@ -52,9 +52,10 @@ class StepPlan:
         preempted: sequences that lost their blocks. Swapped ones hold host blocks, the others will be recomputed.
         swap_out: (cache block, host block) pairs to copy to the host first, so that the step may overwrite the block.
         swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
+        keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
     """
 
-    __slots__ = ("ends", "num_continued", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")
+    __slots__ = ("ends", "keys", "num_continued", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class StepPlan:
         swap_in: tuple[tuple[int, int], ...] = (),
         *,
         continued: tuple[list[Sequence], list[int]] = ([], []),
+        keys: abc.Set[Key] = frozenset(),
     ) -> None:
         sequences, starts = continued
         self.num_continued = len(sequences)
@@ -74,6 +76,7 @@ class StepPlan:
         self.preempted = preempted
         self.swap_out = swap_out
         self.swap_in = swap_in
+        self.keys = keys
 
     @property
     def num_tokens(self) -> int:
@@ -110,95 +113,3 @@ def _scheduled_chunk(sequence: Sequence, start: int, end: int, samples: bool) ->
     chunk = Chunk.__new__(Chunk)
     chunk.sequence, chunk.start, chunk.num_tokens, chunk.samples = sequence, start, end - start, samples
     return chunk
-
-
-@dataclass(slots=True)
-class StepPlanBuilder:
-    """A step plan under construction. Adding a chunk allocates its blocks and spends token budget.
-
-    DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, and
-    hardly on how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
-
-    Attributes:
-        tokens_left: token budget not yet spent.
-        admits: whether waiting sequences may be admitted.
-        num_decodes: sequences with one pending token that ran before.
-        num_prompt_tokens: other tokens of the step.
-        unfinished: prompts that are mid-prefill before or after this step.
-        keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
-    """
-
-    pool: BlockPool
-    tokens_left: int
-    admits: bool = True
-    preempted: list[Sequence] = field(default_factory=list)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)
-    num_decodes: int = 0
-    num_prompt_tokens: int = 0
-    unfinished: list[Sequence] = field(default_factory=list)
-    keys: set[Key] = field(default_factory=set)
-    _continued: list[Sequence] = field(default_factory=list)
-    _decodes: list[Chunk] = field(default_factory=list)
-    _prompts: dict[Sequence, int] = field(default_factory=dict)  # tokens of each
-
-    def add_continued(self, sequences: list[Sequence]) -> None:
-        """Add the token sampled last of each of these sequences, as `Sequence.decodes_until` allows."""
-        assert len(sequences) <= self.tokens_left
-        self.tokens_left -= len(sequences)
-        self.num_decodes += len(sequences)
-        self._continued = sequences
-
-    def add_decode(self, sequence: Sequence) -> None:
-        """Add the only pending token of a sequence, whose block is allocated already."""
-        assert self.tokens_left >= 1
-        self.tokens_left -= 1
-        self.num_decodes += 1
-        self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
-
-    def add_prompt(self, sequence: Sequence, most: int) -> bool:
-        """Add at most `most` further pending tokens, as budget and blocks allow. Return False if that is none."""
-        start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
-        capacity = self.pool.token_capacity(sequence.block_table, start + before)
-        added = min(self.num_left(sequence), most, self.tokens_left, capacity)
-        if added < 1:
-            return False
-        self.tokens_left -= added
-        self.num_prompt_tokens += added
-        size = self._prompts[sequence] = before + added
-        self.pool.extend(sequence.block_table, start + size)
-        block = start // self.pool.block_size
-        if sequence.cache_salt is not None and start + size >= (block + 1) * self.pool.block_size:
-            self.keys.add(self.pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
-        return True
-
-    def num_left(self, sequence: Sequence) -> int:
-        """Return the pending tokens of a sequence that are not in this step."""
-        return sequence.num_pending_tokens - self._prompts.get(sequence, 0)
-
-    @property
-    def decode_kv_tokens(self) -> int:
-        """Tokens of the decodes' sequences that are in the cache."""
-        continued = sum([sequence.num_computed_tokens for sequence in self._continued])
-        return continued + sum([chunk.start for chunk in self._decodes])
-
-    def build(self) -> StepPlan:
-        """Advance the sequences and return the plan, with chunks of one token first."""
-        starts = []
-        for sequence in self._continued:  # the same as `advance(1)`, which takes three times as long
-            start = sequence.num_computed_tokens
-            starts.append(start)
-            sequence.num_computed_tokens = start + 1
-            sequence.num_in_flight += 1
-            sequence.tokens.append(UNKNOWN)
-        prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
-        for chunk in (*self._decodes, *prompts):
-            chunk.sequence.advance(chunk.num_tokens)
-        prompts.sort(key=lambda chunk: chunk.num_tokens > 1)
-        return StepPlan(
-            (*self._decodes, *prompts),
-            tuple(self.preempted),
-            tuple(self.swap_out),
-            tuple(self.swap_in),
-            continued=(self._continued, starts),
-        )

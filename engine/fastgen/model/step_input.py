@@ -149,8 +149,7 @@ class StepInputBuilder:
         if sequence.row is not None:
             self._free.append(sequence.row)
             sequence.row = None
-            sequence.num_sent_blocks = 0
-            sequence.decodes_until = 0
+            sequence.resend_blocks(0)
 
     def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
         """Give rows to sequences that have none.

@@ -77,8 +77,7 @@ class KVCacheManager:
             sequence.block_table, sequence.tokens, sequence.cache_salt, sequence.num_published_blocks, num_full
         )
         if first_replaced is not None:
-            sequence.num_sent_blocks = min(sequence.num_sent_blocks, first_replaced)
-            sequence.decodes_until = 0
+            sequence.resend_blocks(first_replaced)
         sequence.num_published_blocks = num_full
 
     def truncate(self, sequence: Sequence) -> None:
@@ -86,8 +85,7 @@ class KVCacheManager:
         num_kept = self.pool.blocks_for(sequence.num_computed_tokens)
         beyond = sequence.block_table[num_kept:]
         del sequence.block_table[num_kept:]
-        sequence.num_sent_blocks = min(sequence.num_sent_blocks, len(sequence.block_table))
-        sequence.decodes_until = 0
+        sequence.resend_blocks(num_kept)
         self.pool.release(beyond)
 
     def drop(self, sequence: Sequence) -> None:
@@ -132,4 +130,4 @@ class KVCacheManager:
     def _release_blocks(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table)
         sequence.num_published_blocks = 0
-        sequence.decodes_until = 0
+        sequence.resend_blocks(0)

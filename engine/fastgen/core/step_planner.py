@@ -1,0 +1,298 @@
+"""Decides which tokens the next step computes: decodes first, then the prompts. See docs/decisions/022.
+
+DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, and hardly on
+how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import abc
+
+from fastgen.core.blocks.kv_cache_manager import KVCacheManager
+from fastgen.core.blocks.preemption import choose_victim
+from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.chunking import Chunker, StepLoad
+from fastgen.core.request_queue import RequestQueue, by_rank
+from fastgen.core.sequence import UNKNOWN, Sequence
+from fastgen.core.step_plan import Chunk, StepPlan
+
+# The backlog is counted up to this many full steps. A longer one makes no difference to the next step.
+_LOOKAHEAD_STEPS = 64
+
+
+class StepPlanner:
+    """Plans one step. A chunk that is added gets its blocks and spends token budget at once.
+
+    Each decode takes one token. If it needs a block and none is free, the lowest-ranked sequence is preempted, and no
+    sequence is admitted in this step.
+
+    The chunker decides how many tokens the prompts get besides. They are served by priority. Of the tokens left for a
+    priority, its first prompt, by rank, gets half, and the shortest ones, mid-prefill or waiting, get the rest. If the
+    first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting ones must fit
+    whole.
+
+    Args:
+        running: sequences that hold blocks, by rank. Preempted ones are moved to `waiting`, admitted ones to `running`.
+        waiting: those that hold none.
+        in_flight: plans of the steps in flight.
+        kv_cache: allocates the blocks.
+        chunker: decides how many prompt tokens the step computes.
+        max_sequences: most running sequences.
+        token_budget: most tokens of the step.
+    """
+
+    def __init__(
+        self,
+        running: list[Sequence],
+        waiting: RequestQueue,
+        in_flight: abc.Collection[StepPlan],
+        *,
+        kv_cache: KVCacheManager,
+        chunker: Chunker,
+        max_sequences: int,
+        token_budget: int,
+    ) -> None:
+        self._running = running
+        self._waiting = waiting
+        self._in_flight = in_flight
+        self._kv_cache = kv_cache
+        self._pool = kv_cache.pool
+        self._chunker = chunker
+        self._max_sequences = max_sequences
+        self._tokens_left = token_budget
+        self._admits = True  # whether waiting sequences may be admitted
+        self._continued: list[Sequence] = []  # decodes below `decodes_until`
+        self._decodes: list[Chunk] = []  # the other ones
+        self._prompts: dict[Sequence, int] = {}  # tokens of each in this step
+        self._unfinished: list[Sequence] = []  # prompts that are mid-prefill before or after this step
+        self._keys: set[Key] = set()
+        self._preempted: list[Sequence] = []
+        self._swap_out: list[tuple[int, int]] = []
+        self._swap_in: list[tuple[int, int]] = []
+
+    def may_preempt(self) -> bool:
+        """Return whether the step may need more blocks than there are."""
+        free, block_size = self._pool.num_free, self._pool.block_size
+        if free > len(self._running):
+            return False
+        needed = sum(len(s.block_table) * block_size == s.num_computed_tokens for s in self._running)
+        return needed > free
+
+    def plan(self) -> StepPlan:
+        """Decide the step and advance its sequences."""
+        prefilling = self._add_decodes()
+        if self._tokens_left:
+            self._add_prompts(prefilling)
+        return self._build()
+
+    def _add_decodes(self) -> list[Sequence]:
+        """Add all sequences with one pending token; return the other running ones by rank."""
+        pool, block_size = self._pool, self._pool.block_size
+        continued, prefilling = [], []
+        # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
+        # decodes, and it must advance in every step.
+        num_reserved, is_held_back = 0, False
+        if self._running and self._running[0].num_pending_tokens > 1:
+            first = self._running[0]
+            if len(first.block_table) * block_size == first.num_computed_tokens:
+                self._make_room(first, 0)
+                num_reserved = 1
+        for sequence in self._running[: self._tokens_left]:
+            computed = sequence.num_computed_tokens
+            if computed < sequence.decodes_until:  # almost always
+                continued.append(sequence)
+                continue
+            if not sequence.block_table:  # preempted in this loop
+                continue
+            if sequence.num_pending_tokens > 1:
+                prefilling.append(sequence)
+                continue
+            if computed + 1 >= sequence.max_length:  # a step in flight samples its last token
+                continue
+            if sequence.awaits_mask:
+                is_held_back = True
+                continue
+            if len(sequence.block_table) * block_size == computed:
+                if is_held_back and pool.num_free <= num_reserved:  # it might preempt itself, and nothing would run
+                    continue
+                if not self._make_room(sequence, num_reserved):
+                    continue
+                pool.extend(sequence.block_table, computed + 1)
+            self._decodes.append(Chunk(sequence, computed, 1))
+            sequence.decodes_until = min(len(sequence.block_table) * block_size, sequence.max_length - 1)
+        self._continued = continued
+        self._tokens_left -= self._num_decodes
+        return [sequence for sequence in prefilling if sequence.block_table]
+
+    def _make_room(self, sequence: Sequence, num_reserved: int) -> bool:
+        """Preempt sequences until there is a block for `sequence` besides the reserved ones.
+
+        Return False if `sequence` itself was preempted.
+        """
+        while self._pool.num_free <= num_reserved:
+            victim = choose_victim(self._running[self._running.index(sequence) :])
+            self._running.remove(victim)
+            self._swap_out += self._kv_cache.preempt(victim)
+            self._preempted.append(victim)
+            self._waiting.push(victim)
+            self._admits = False
+            if victim is sequence:
+                return False
+        return True
+
+    def _add_prompts(self, prefilling: list[Sequence]) -> None:
+        """Fill the step with chunks of prompts; `prefilling` are those that run already, by rank."""
+        backlog = self._backlog(prefilling)
+        if not backlog:
+            return
+        continued_kv_tokens = sum([sequence.num_computed_tokens for sequence in self._continued])
+        kv_tokens = continued_kv_tokens + sum([chunk.start for chunk in self._decodes])
+        load = StepLoad(self._num_decodes, kv_tokens, backlog)
+        self._tokens_left = min(self._tokens_left, self._chunker.prompt_tokens(self._tokens_left, load))
+        self._unfinished = list(prefilling)
+        while self._tokens_left:
+            candidates = [*prefilling[:1], *(self._waiting.sequences[:1] if self._admits else ())]
+            if not candidates:
+                break
+            first = min(candidates, key=by_rank)
+            peers = [sequence for sequence in prefilling if sequence.priority == first.priority]
+            prefilling = prefilling[len(peers) :]
+            self._share(first, peers)
+
+    def _backlog(self, prefilling: list[Sequence]) -> int:
+        """Return the prompt tokens that could be computed now, counted up to the lookahead."""
+        backlog = sum(sequence.num_pending_tokens for sequence in prefilling)
+        if self._admits:
+            enough = self._tokens_left * _LOOKAHEAD_STEPS
+            for sequence in self._waiting.sequences[: self._max_sequences - len(self._running)]:
+                if backlog >= enough:
+                    break
+                backlog += sequence.num_pending_tokens
+        return backlog
+
+    def _share(self, first: Sequence, peers: list[Sequence]) -> None:
+        """Share the rest of the step among the prompts of one priority.
+
+        Args:
+            first: the highest-ranked one, mid-prefill or waiting.
+            peers: those that are mid-prefill, by rank.
+        """
+        share = -(-self._tokens_left // 2)
+        if not first.is_waiting:
+            self._add_chunk(first, share)
+        elif self._admit(first, share):
+            peers = [first, *peers]
+        elif peers:
+            self._add_chunk(peers[0], share)
+        peers.sort(key=self._num_left)
+        while self._tokens_left:
+            shortest = self._waiting.shortest(first.priority) if self._admits else None
+            if peers and (shortest is None or self._num_left(peers[0]) <= shortest.num_pending_tokens):
+                self._add_chunk(peers.pop(0), self._tokens_left)
+            elif shortest is not None:
+                self._admit(shortest, self._tokens_left)
+            else:
+                break
+
+    def _admit(self, sequence: Sequence, most: int) -> bool:
+        """Start a waiting sequence with the blocks it has in the prefix cache or the host buffer.
+
+        Args:
+            sequence: the first waiting one, or one that overtakes it.
+            most: tokens to compute in this step.
+
+        Returns:
+            False if it must wait, and nothing has changed: for token budget, for another sequence to end, for blocks,
+            or for a block that another sequence computes in this step. That block is cached in the next step, so
+            sharing it delays the sequence by at most one step per block saved. No other is admitted in this step then.
+        """
+        self._admits = False
+        if not self._tokens_left or len(self._running) >= self._max_sequences or not self._pool.num_free:
+            return False
+        table = self._kv_cache.match_prefix(sequence)
+        if not self._fits(sequence, table) or self._is_next_computed(sequence, table):
+            self._pool.release(table)
+            return False
+        self._admits = True
+        self._waiting.remove(sequence)
+        if sequence.host_blocks:
+            self._swap_in += self._kv_cache.swap_in(sequence, table)
+        else:
+            self._kv_cache.allocate(sequence, table)
+        insort(self._running, sequence, key=by_rank)
+        scheduled = self._add_chunk(sequence, most)
+        assert scheduled, "an admitted sequence has room for a token"
+        if self._num_left(sequence):
+            self._unfinished.append(sequence)
+        return True
+
+    def _fits(self, sequence: Sequence, table: list[int]) -> bool:
+        """Return whether there are enough blocks to admit a sequence with the cached blocks of `table`.
+
+        One is enough for a new sequence that is first in the queue. Others must fit whole, with one block of growth for
+        each running sequence:
+        - One that was preempted, because blocks were short. Readmitted on the first free block, it would recompute its
+          prompt and lose it again to the next decode that needs a block.
+        - One that overtakes. It must not take the blocks that mid-prefill prompts still need.
+        """
+        pool = self._pool
+        overtakes = sequence is not self._waiting.sequences[0]
+        if not overtakes and not sequence.num_preemptions:
+            return pool.num_free > 0
+        needed = pool.blocks_for(len(sequence.tokens)) - len(table) + len(self._running)
+        if overtakes:
+            needed += sum(pool.blocks_for(len(s.tokens)) - len(s.block_table) for s in self._unfinished)
+        return needed <= pool.num_free
+
+    def _is_next_computed(self, sequence: Sequence, table: list[int]) -> bool:
+        """Return whether another sequence computes the next uncached block, in this step or in one in flight."""
+        key = self._kv_cache.next_key(sequence, table)
+        return key is not None and (key in self._keys or any(key in plan.keys for plan in self._in_flight))
+
+    def _add_chunk(self, sequence: Sequence, most: int) -> bool:
+        """Add at most `most` further tokens of a prompt, as budget and blocks allow. Return False if that is none."""
+        start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
+        capacity = self._pool.token_capacity(sequence.block_table, start + before)
+        added = min(self._num_left(sequence), most, self._tokens_left, capacity)
+        if added < 1:
+            return False
+        self._tokens_left -= added
+        size = self._prompts[sequence] = before + added
+        self._pool.extend(sequence.block_table, start + size)
+        block = start // self._pool.block_size
+        if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
+            self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
+        return True
+
+    def _num_left(self, sequence: Sequence) -> int:
+        """Return the pending tokens of a sequence that are not in this step."""
+        return sequence.num_pending_tokens - self._prompts.get(sequence, 0)
+
+    @property
+    def _num_decodes(self) -> int:
+        return len(self._continued) + len(self._decodes)
+
+    def _build(self) -> StepPlan:
+        """Advance the sequences and return the plan, with chunks of one token first."""
+        if self._num_decodes or self._prompts:
+            self._chunker.observe(self._num_decodes, sum(self._prompts.values()))
+        starts = []
+        for sequence in self._continued:  # the same as `advance(1)`, which takes three times as long
+            start = sequence.num_computed_tokens
+            starts.append(start)
+            sequence.num_computed_tokens = start + 1
+            sequence.num_in_flight += 1
+            sequence.tokens.append(UNKNOWN)
+        prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
+        for chunk in (*self._decodes, *prompts):
+            chunk.sequence.advance(chunk.num_tokens)
+        prompts.sort(key=lambda chunk: chunk.num_tokens > 1)
+        return StepPlan(
+            (*self._decodes, *prompts),
+            tuple(self._preempted),
+            tuple(self._swap_out),
+            tuple(self._swap_in),
+            continued=(self._continued, starts),
+            keys=self._keys,
+        )

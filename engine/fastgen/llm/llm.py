@@ -19,8 +19,8 @@ from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
-from fastgen.text.output import TextRules
 from fastgen.text.rehearsals import Rehearsals
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.stop_strings import given_stop_strings
 from fastgen.text.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ class LLM:
             self._rehearsals.check(sampling.grammar)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
         return RequestOutput(
-            request, self.tokenizer, TextRules(stop=given_stop_strings(stop), min_tokens=sampling.min_tokens)
+            request, self.tokenizer, RenderedRequest(requests=[request], stop=given_stop_strings(stop))
         )
 
     def _run(self, outputs: Sequence[RequestOutput]) -> Iterator[OutputDelta]:

@@ -7,40 +7,14 @@ Stop strings apply to the answer, not to the reasoning before it, as with hosted
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fastgen.core.request import FinishReason
+from fastgen.core.request import FinishReason, Request
 from fastgen.text.detokenizer import Detokenizer, incomplete_end
-from fastgen.text.reasoning import AnswerFinder, ReasoningFormat, Start
+from fastgen.text.reasoning import AnswerFinder
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRules:
-    """How generated tokens become text.
-
-    Attributes:
-        stop: stop strings; the first one found in the answer ends the text. One may name special tokens.
-        include_stop: keep the stop string, or the text of the stop token, at the end of the text.
-        min_tokens: number of tokens before which no stop string ends the text.
-        skip_special_tokens: leave special tokens out of the text.
-        shown_tokens: special tokens that appear in the text despite `skip_special_tokens`.
-        follows_prompt: the text is read behind that of the prompt: it completes a character that the prompt begins.
-        reasoning: marks of the reasoning before the answer, and where the generation starts; None if all is answer.
-    """
-
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    min_tokens: int = 0
-    skip_special_tokens: bool = True
-    shown_tokens: frozenset[int] = frozenset()
-    follows_prompt: bool = False
-    reasoning: tuple[ReasoningFormat, Start] | None = None
-
-
-_DEFAULT_RULES = TextRules()
 
 
 class OutputText:
@@ -53,22 +27,21 @@ class OutputText:
     """
 
     __slots__ = (
-        *("_answer", "_detokenizer", "_rules", "_special_stops", "_stops"),
+        *("_answer", "_detokenizer", "_include_stop", "_min_tokens", "_special_stops", "_stops"),
         *("finish_reason", "num_tokens", "stop_string"),
     )
 
-    def __init__(
-        self, tokenizer: Tokenizer, rules: TextRules = _DEFAULT_RULES, prompt_token_ids: Sequence[int] = ()
-    ) -> None:
-        hidden = tokenizer.special_token_ids - rules.shown_tokens if rules.skip_special_tokens else frozenset[int]()
-        self._rules = rules
-        incomplete = incomplete_end(prompt_token_ids, tokenizer, hidden) if rules.follows_prompt else b""
+    def __init__(self, tokenizer: Tokenizer, rendered: RenderedRequest, request: Request) -> None:
+        hidden, stop = frozenset[int](), rendered.stop
+        if rendered.skip_special_tokens:
+            hidden = tokenizer.special_token_ids - tokenizer.special_ids_of(rendered.marks)
+        incomplete = incomplete_end(request.prompt_token_ids, tokenizer, hidden) if rendered.echo else b""
         self._detokenizer = Detokenizer(tokenizer, hidden, incomplete)
-        self._special_stops = (
-            SpecialStops.of(rules.stop, tokenizer.vocabulary, hidden) if rules.stop else SpecialStops(())
-        )
+        self._special_stops = SpecialStops.of(stop, tokenizer.vocabulary, hidden) if stop else SpecialStops(())
         self._stops = StopStrings(self._special_stops.stops)
-        self._answer = AnswerFinder(*rules.reasoning) if rules.stop and rules.reasoning else None
+        self._include_stop = rendered.include_stop
+        self._min_tokens = request.sampling.min_tokens
+        self._answer = AnswerFinder(rendered.reasoning, rendered.start) if stop and rendered.reasoning else None
         self.num_tokens = 0
         self.stop_string: str | None = None
         self.finish_reason: FinishReason | None = None
@@ -77,13 +50,13 @@ class OutputText:
         """Add tokens from the engine and return the new text.
 
         A stop string sets `finish_reason` even if the engine has not finished. If the engine finished with `stop`, the
-        last token is the end-of-sequence or stop token; it gives no text unless the rules include it, and it still
+        last token is the end-of-sequence or stop token; it gives no text unless it is to be included, and it still
         completes a stop string that names it.
         """
         assert self.finish_reason is None, "this generation has finished"
-        ends_with_stop_token = finish_reason is FinishReason.STOP and not self._rules.include_stop
+        ends_with_stop_token = finish_reason is FinishReason.STOP and not self._include_stop
         num_text_tokens = len(token_ids) - ends_with_stop_token
-        if not self._rules.stop:  # all tokens at once
+        if not self._special_stops.stops:  # all tokens at once
             self.num_tokens += len(token_ids)
             text = self._detokenizer.push(token_ids[:num_text_tokens] if ends_with_stop_token else token_ids)
             if finish_reason is not None:
@@ -116,7 +89,7 @@ class OutputText:
         return self._append_answer(answer, pieces)
 
     def _append_answer(self, text: str, pieces: list[str]) -> bool:
-        if self.num_tokens < self._rules.min_tokens:
+        if self.num_tokens < self._min_tokens:
             pieces.append(self._stops.let_pass(text))
             return False
         shown, found = self._stops.push(text)
@@ -138,4 +111,4 @@ class OutputText:
     @property
     def _included(self) -> str:
         """The stop string, if it ended the text and belongs to it."""
-        return self.stop_string if self.stop_string is not None and self._rules.include_stop else ""
+        return self.stop_string if self.stop_string is not None and self._include_stop else ""

@@ -81,14 +81,6 @@ class ReasoningFormat:
         return len(token_ids) if inside else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The next piece of a generation: some reasoning, then some content. Either may be empty."""
-
-    reasoning: str
-    content: str
-
-
 class ReasoningParser:
     """Splits one generation. White space around the reasoning is dropped."""
 
@@ -104,18 +96,18 @@ class ReasoningParser:
         """Whether the generation may still open its reasoning."""
         return self._state is Start.OPEN
 
-    def push(self, text: str) -> Part:
-        """Return what this text completes."""
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the reasoning that this text completes, and the content behind it; either may be empty."""
         self._buffer += text
         if self._state is Start.OPEN:
             self._open()
         reasoning = self._think() if self._state is Start.INSIDE else ""
-        return Part(reasoning, self._content())
+        return reasoning, self._content()
 
-    def finish(self) -> Part:
+    def finish(self) -> tuple[str, str]:
         """Return the rest at the end of the generation; unfinished reasoning stays reasoning."""
         rest, self._buffer = self._buffer, ""
-        return Part(rest.rstrip(), "") if self._state is Start.INSIDE else Part("", rest)
+        return (rest.rstrip(), "") if self._state is Start.INSIDE else ("", rest)
 
     def _open(self) -> None:
         body, opening = self._buffer.lstrip(), self._format.opening
@@ -155,7 +147,7 @@ class AnswerFinder:
 
     def push(self, text: str) -> tuple[str, str]:
         """Return what this text decides: text before the answer, with marks and white space, then the answer's."""
-        answer = self._parser.push(text).content
+        _, answer = self._parser.push(text)
         text, self._undecided = self._undecided + text, ""
         if self._parser.is_undecided:
             self._undecided = text
@@ -164,7 +156,7 @@ class AnswerFinder:
 
     def finish(self) -> str:
         """Return the rest at the end of the generation, which belongs to the answer."""
-        return self._parser.finish().content
+        return self._parser.finish()[1]
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:

@@ -10,7 +10,8 @@ import msgspec
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.link.messages import TokenOutput
-from fastgen.text.output import OutputText, TextRules
+from fastgen.text.output import OutputText
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer
 
 
@@ -64,7 +65,7 @@ class RequestOutput:
         *("cached_tokens", "logprobs", "pooled", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
     )
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, rules: TextRules) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, rendered: RenderedRequest) -> None:
         self.request = request
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if request.sampling.logprobs is None else []
@@ -72,7 +73,7 @@ class RequestOutput:
         self.cached_tokens = 0
         self.queue_seconds: float | None = None
         self.pooled: bytes | None = None
-        self._output = OutputText(tokenizer, rules, request.prompt_token_ids)
+        self._output = OutputText(tokenizer, rendered, request)
         self._pieces: list[str] = []
         self._num_taken_pieces = 0
         self._num_taken_logprobs = 0
@@ -122,7 +123,7 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Generated text, without stop strings and special tokens unless the text rules keep them."""
+        """Generated text, without stop strings and special tokens unless the request keeps them."""
         return "".join(self._pieces)
 
     @property

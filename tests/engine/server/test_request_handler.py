@@ -18,8 +18,8 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.serving import request_handler
 from fastgen.server.serving.metrics import Metrics
-from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
-from fastgen.text.output import TextRules
+from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.text.rendered_request import RenderedRequest
 
 TOKENIZER = byte_tokenizer(None)
 
@@ -49,9 +49,9 @@ def handler_of(engine: PlayedEngine, metrics: Metrics | None = None, *, num: int
     requests = [
         Request(id=str(index), prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=99)) for index in range(num)
     ]
-    options = OutputOptions(num_choices=num, num_candidates=num, text=TextRules(stop=(stop,) if stop else ()))
+    rendered = RenderedRequest(requests=requests[:1], num_choices=num, num_candidates=num, stop=(stop,) if stop else ())
     model = cast(Any, SimpleNamespace(engine=engine, tokenizer=TOKENIZER))
-    return RequestHandler("cmpl-1", model, metrics or Metrics("m"), requests, options, arrival=0.0)
+    return RequestHandler("cmpl-1", model, metrics or Metrics("m"), rendered, requests, arrival=0.0)
 
 
 def sample(metrics: Metrics, name: str) -> float:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.text.generations import output_text
 from fastgen.core.request import FinishReason
 from fastgen.text.detokenizer import Detokenizer
-from fastgen.text.output import OutputText, TextRules
 from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ def test_output_does_not_depend_on_the_number_of_tokens_per_push(
     smollm2: Tokenizer, ids: list[int], random: Random, stops: list[str]
 ) -> None:
     def text(sizes: Callable[[int], int]) -> tuple[str, int]:
-        output, rest, shown = OutputText(smollm2, TextRules(stop=tuple(stops), min_tokens=2)), ids, ""
+        output, rest, shown = output_text(smollm2, stop=tuple(stops), min_tokens=2), ids, ""
         while output.finish_reason is None:
             size = sizes(len(rest))
             shown += output.push(rest[:size], FinishReason.LENGTH if size == len(rest) else None)
@@ -104,7 +104,7 @@ def test_output_does_not_depend_on_the_number_of_tokens_per_push(
 def test_no_stop_string_ends_a_text_before_min_tokens(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two one two", add_special_tokens=False)
     assert len(ids) == 4
-    output = OutputText(smollm2, TextRules(stop=("two",), min_tokens=3))
+    output = output_text(smollm2, stop=("two",), min_tokens=3)
     assert [output.push([token], None) for token in ids] == ["one", " two", " one", " "]
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "two")
 
@@ -112,14 +112,14 @@ def test_no_stop_string_ends_a_text_before_min_tokens(smollm2: Tokenizer) -> Non
 def test_a_stop_string_can_begin_before_min_tokens_and_end_after_them(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two three four", add_special_tokens=False)
     assert len(ids) == 4
-    output = OutputText(smollm2, TextRules(stop=("one two three", "two"), min_tokens=3))
+    output = output_text(smollm2, stop=("one two three", "two"), min_tokens=3)
     assert "".join(output.push([token], None) for token in ids[:3]) == ""
     assert (output.finish_reason, output.stop_string) == (FinishReason.STOP, "one two three")
 
 
 def test_one_special_token_can_be_shown_while_others_are_hidden(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("<repo_name>a<filename>", add_special_tokens=False)
-    output = OutputText(smollm2, TextRules(shown_tokens=frozenset(ids[:1])))
+    output = output_text(smollm2, marks=("<repo_name>",))
     assert output.push(ids, None) == "<repo_name>a"
 
 
@@ -166,7 +166,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 
 def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it(smollm2: Tokenizer) -> None:
-    output = OutputText(smollm2, TextRules(stop=("three", "zzz")))
+    output = output_text(smollm2, stop=("three", "zzz"))
     ids = smollm2.encode("one two three four", add_special_tokens=False)
     text = ""
     for token in ids:
@@ -180,14 +180,14 @@ def test_text_ends_before_the_stop_string_and_counts_the_token_that_completed_it
 
 def test_the_token_that_stopped_the_engine_produces_no_text(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("one two", add_special_tokens=False)
-    output = OutputText(smollm2)
+    output = output_text(smollm2)
     assert output.push(ids, FinishReason.STOP) == "one"
     assert output.num_tokens == len(ids)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
 def test_held_back_text_is_returned_at_the_end(smollm2: Tokenizer, reason: FinishReason) -> None:
-    output = OutputText(smollm2, TextRules(stop=(" two!",)))
+    output = output_text(smollm2, stop=(" two!",))
     ids = smollm2.encode("one two", add_special_tokens=False)
     assert output.push(ids, None) == "one"
     assert (output.push([], reason), output.finish_reason) == (" two", reason)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
+from fastgen.text.output_events import CallArguments, Collected
 from fastgen.text.rehearsals import Rehearsals
-from fastgen.text.tools.events import CallArguments, Collected
 from fastgen.text.tools.format import OfferedTool
 from fastgen.text.tools.parameter_values import ParameterSchema
 from fastgen.text.tools.qwen3_coder import Qwen3Coder

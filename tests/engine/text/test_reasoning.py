@@ -14,7 +14,6 @@ from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.reasoning import (
-    Part,
     ReasoningFormat,
     ReasoningParser,
     Start,
@@ -38,12 +37,12 @@ def with_plain_marks() -> Tokenizer:
 TOKENIZERS = {"plain": with_plain_marks(), "special": byte_tokenizer(None, *MARKS), "text": byte_tokenizer(None)}
 
 
-def split(text: str, start: Start, cuts: list[int]) -> Part:
+def split(text: str, start: Start, cuts: list[int]) -> tuple[str, str]:
     parser = ReasoningParser(FORMAT, start)
     edges = [0, *sorted(cuts), len(text)]
     parts = [parser.push(text[left:right]) for left, right in pairwise(edges)]
     parts.append(parser.finish())
-    return Part("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
+    return "".join(thought for thought, _ in parts), "".join(content for _, content in parts)
 
 
 @pytest.mark.parametrize(
@@ -65,17 +64,17 @@ def test_reasoning_is_separated_however_the_text_is_split(
     text: str, start: Start, reasoning: str, content: str
 ) -> None:
     source = random.Random(text)
-    assert split(text, start, list(range(1, len(text)))) == Part(reasoning, content)
+    assert split(text, start, list(range(1, len(text)))) == (reasoning, content)
     for _ in range(20):
-        assert split(text, start, source.sample(range(len(text) + 1), 3)) == Part(reasoning, content)
+        assert split(text, start, source.sample(range(len(text) + 1), 3)) == (reasoning, content)
 
 
 def test_reasoning_is_emitted_as_it_arrives() -> None:
     parser = ReasoningParser(FORMAT, Start.INSIDE)
-    assert parser.push("\nLet me") == Part("Let me", "")
-    assert parser.push(" see </") == Part(" see", "")
-    assert parser.push("think> So") == Part("", "So")
-    assert parser.push(" it is") == Part("", " it is")
+    assert parser.push("\nLet me") == ("Let me", "")
+    assert parser.push(" see </") == (" see", "")
+    assert parser.push("think> So") == ("", "So")
+    assert parser.push(" it is") == ("", " it is")
 
 
 @pytest.mark.parametrize(

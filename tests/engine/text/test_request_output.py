@@ -6,7 +6,7 @@ from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.link.messages import TokenOutput
-from fastgen.text.output import TextRules
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
 TOKENIZER = byte_tokenizer(None)
@@ -23,7 +23,7 @@ def token_output(token_ids: list[int], finish_reason: FinishReason | None = None
 
 def request_output(*, stop: tuple[str, ...] = (), **sampling: object) -> RequestOutput:
     request = Request(id="a", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
-    return RequestOutput(request, TOKENIZER, TextRules(stop=stop))
+    return RequestOutput(request, TOKENIZER, RenderedRequest(requests=[request], stop=stop))
 
 
 def taken(output: RequestOutput, added: TokenOutput) -> OutputDelta:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.text.generations import output_text
 from engine.text.matching import byte_tokenizer
 from fastgen.core.request import FinishReason, RequestError
-from fastgen.text.output import OutputText, TextRules
 from fastgen.text.reasoning import ReasoningFormat, Start
 from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings, given_stop_strings
@@ -25,12 +25,12 @@ THINK = ReasoningFormat()
 
 
 def output(
-    rules: TextRules, text: str, cuts: list[int] | None = None, reason: FinishReason | None = FinishReason.LENGTH
+    rules: dict[str, Any], text: str, cuts: list[int] | None = None, reason: FinishReason | None = FinishReason.LENGTH
 ) -> tuple[str, str | None, int]:
     """Return the shown text, the stop string and the number of tokens of a generation, pushed in pieces."""
     tokens = TOKENIZER.encode(text, add_special_tokens=False)
     edges = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts or []), len(tokens)]
-    generation, shown = OutputText(TOKENIZER, rules), ""
+    generation, shown = output_text(TOKENIZER, **rules), ""
     for left, right in pairwise(edges):
         shown += generation.push(tokens[left:right], reason if right == len(tokens) else None)
         if generation.finish_reason is not None:
@@ -54,35 +54,35 @@ def output(
 def test_a_stop_string_that_names_a_special_token_ends_the_text(stop: list[str], shown: str, found: str | None) -> None:
     source = random.Random(str(stop))
     for cuts in ([], list(range(30)), *([source.randrange(30), source.randrange(30)] for _ in range(10))):
-        assert output(TextRules(stop=tuple(stop)), ALL, cuts)[:2] == (shown, found)
+        assert output({"stop": tuple(stop)}, ALL, cuts)[:2] == (shown, found)
 
 
 def test_the_token_that_completes_the_stop_string_is_the_last_one() -> None:
-    assert output(TextRules(stop=("<|sp|>",)), ALL) == ("abc", "<|sp|>", 4)
+    assert output({"stop": ("<|sp|>",)}, ALL) == ("abc", "<|sp|>", 4)
 
 
 def test_the_stop_string_can_be_kept_with_its_special_token() -> None:
-    rules = TextRules(stop=("c<|sp|>d",), include_stop=True)
+    rules = {"stop": ("c<|sp|>d",), "include_stop": True}
     assert output(rules, ALL, [2, 3, 4])[0] == "abc<|sp|>d"
-    ended = TextRules(stop=("<|other|>",), include_stop=True)
+    ended = {"stop": ("<|other|>",), "include_stop": True}
     assert output(ended, "ab<|other|>", reason=FinishReason.STOP) == ("ab<|other|>", "<|other|>", 3)
 
 
 @pytest.mark.parametrize("min_tokens", [4, 5])
 def test_a_special_token_ends_no_text_before_min_tokens(min_tokens: int) -> None:
-    shown = output(TextRules(stop=("<|sp|>",), min_tokens=min_tokens), "abc<|sp|>de<|sp|>f", list(range(9)))[0]
+    shown = output({"stop": ("<|sp|>",), "min_tokens": min_tokens}, "abc<|sp|>de<|sp|>f", list(range(9)))[0]
     assert shown == ("abc" if min_tokens == 4 else "abcde")
 
 
 def test_shown_special_tokens_end_the_text_too() -> None:
-    assert output(TextRules(stop=("<|other|>",), skip_special_tokens=False), ALL)[0] == "abc<|sp|>def"
-    shown = TextRules(stop=("<|sp|>d",), shown_tokens=TOKENIZER.special_ids_of(["<|sp|>"]))
+    assert output({"stop": ("<|other|>",), "skip_special_tokens": False}, ALL)[0] == "abc<|sp|>def"
+    shown = {"stop": ("<|sp|>d",), "marks": ("<|sp|>",)}
     assert output(shown, ALL, [4])[:2] == ("abc", "<|sp|>d")
 
 
 def test_text_that_spells_a_special_token_ends_the_text_as_well() -> None:
     letters = [token for character in "a<|sp|>b" for token in TOKENIZER.encode(character, add_special_tokens=False)]
-    assert OutputText(TOKENIZER, TextRules(stop=("<|sp|>",))).push(letters, None) == "a"
+    assert output_text(TOKENIZER, stop=("<|sp|>",)).push(letters, None) == "a"
 
 
 SYMBOLS = st.lists(st.sampled_from(["a", "b", "<|sp|>", "<|spy|>"]), max_size=20)
@@ -104,7 +104,7 @@ def test_stop_strings_with_special_tokens_match_as_if_tokens_were_letters(
             end = searched[last - longest][0]
             break
     expected = "".join(symbol for symbol in symbols[:end] if symbol not in SPECIAL)
-    assert output(TextRules(stop=tuple(map("".join, stops))), "".join(symbols), cuts)[0] == expected
+    assert output({"stop": tuple(map("".join, stops))}, "".join(symbols), cuts)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_stop_strings_with_special_tokens_match_as_if_tokens_were_letters(
     ],
 )
 def test_stop_strings_apply_to_the_answer_only(text: str, start: Start, stop: str, shown: str) -> None:
-    rules, source = TextRules(stop=(stop,), reasoning=(THINK, start)), random.Random(text)
+    rules, source = {"stop": (stop,), "reasoning": THINK, "start": start}, random.Random(text)
     for cuts in ([], list(range(60)), *([source.randrange(60), source.randrange(60)] for _ in range(20))):
         assert output(rules, text, cuts)[0] == shown
 
 
 def test_reasoning_streams_while_stop_strings_wait() -> None:
-    generation = OutputText(TOKENIZER, TextRules(stop=("HALT",), reasoning=(THINK, Start.OPEN)))
+    generation = output_text(TOKENIZER, stop=("HALT",), reasoning=THINK, start=Start.OPEN)
 
     def push(text: str) -> str:
         return generation.push(TOKENIZER.encode(text, add_special_tokens=False), None)
@@ -156,7 +156,7 @@ def test_reasoning_streams_while_stop_strings_wait() -> None:
 def test_a_stop_string_may_name_the_token_that_ended_the_generation(
     stop: list[str], shown: str, found: str | None, keeps: bool
 ) -> None:
-    rules = TextRules(stop=tuple(stop), include_stop=keeps)
+    rules = {"stop": tuple(stop), "include_stop": keeps}
     expected = (shown + (found or "") if keeps else shown, found, 3)
     for cuts in ([], [1, 2], [2]):
         assert output(rules, "ab<|sp|>", cuts, FinishReason.STOP) == expected
@@ -180,8 +180,8 @@ def test_of_overlapping_stop_strings_the_first_complete_one_counts(
     stops: list[str], shown: str, found: str | None
 ) -> None:
     for cuts in ([], list(range(20)), [3], [4, 5], [2, 7]):
-        assert output(TextRules(stop=tuple(stops)), "one two three", cuts)[:2] == (shown, found)
-        kept = output(TextRules(stop=tuple(stops), include_stop=True), "one two three", cuts)[0]
+        assert output({"stop": tuple(stops)}, "one two three", cuts)[:2] == (shown, found)
+        kept = output({"stop": tuple(stops), "include_stop": True}, "one two three", cuts)[0]
         assert kept == shown + (found or "")
 
 
@@ -200,7 +200,7 @@ def test_a_stop_string_that_overlaps_itself_ends_the_text_from_min_tokens_on(
     stop: str, min_tokens: int, shown: str
 ) -> None:
     for cuts in ([], list(range(9)), [4]):
-        assert output(TextRules(stop=(stop,), min_tokens=min_tokens), "ababababa", cuts)[0] == shown
+        assert output({"stop": (stop,), "min_tokens": min_tokens}, "ababababa", cuts)[0] == shown
 
 
 def test_stop_strings_cost_the_same_however_long_and_alike_they_are() -> None:

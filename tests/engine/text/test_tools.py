@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
+from fastgen.text.output_events import CallArguments, CallBegun, Collected, OutputEvent
 from fastgen.text.rehearsals import Rehearsals
-from fastgen.text.tools.events import CallArguments, CallBegun, Collected, ToolEvent
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
@@ -156,7 +156,7 @@ ANSWERS: list[tuple[ToolFormat, str, Found]] = [
 
 def read(
     format: ToolFormat, pieces: list[str], tools: Sequence[OfferedTool] = OFFERED
-) -> tuple[Found, list[ToolEvent]]:
+) -> tuple[Found, list[OutputEvent]]:
     parser, collected = format.parser(tools), Collected()
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     collected.take(events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET
 
-from fastgen.core.request import Request as EngineRequest
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
@@ -23,9 +22,10 @@ from fastgen.server.openai.responses import (
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.held_memory import check_streamed_prompts
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 
@@ -38,25 +38,24 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service: Service = request.app.state.service
     model, name = service.model_for("generate"), service.check_model(body.model)
     body.check()
-    options = OutputOptions(
-        num_choices=body.num_choices,
-        num_candidates=body.num_candidates,
-        text=body.text_rules(),
-        prompt_only=body.prompt_only,
-    )
     with client_names(body.aliases):
-        places = service.reserve(model, len(body.prompt), body.num_candidates)
-        requests = await _engine_requests(body, model)
+        ids = service.reserve(model, len(body.prompt), body.num_candidates)
+        rendered = await rendered_completion(body, model)
         if body.stream:
-            check_streamed_prompts(requests)
-        handler = service.handler("cmpl", places, requests, options)
+            check_streamed_prompts(rendered.requests)
+        handler = service.handler("cmpl", model, ids, rendered)
     if body.stream:
-        return TokenStream(handler, _StreamEvents(handler, name, body, model.tokenizer))
-    return await while_connected(request, _complete(handler, name, body, model.tokenizer))
+        return TokenStream(handler, _CompletionEvents(handler, name, body))
+    return await while_connected(request, _complete(handler, name, body))
 
 
-async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[EngineRequest]:
-    """Return the engine's requests, one per prompt; the prompts are all strings or all token lists."""
+async def rendered_completion(body: CompletionRequest, model: ServedModel) -> RenderedRequest:
+    """Return what to generate; the prompts are all strings or all token lists.
+
+    Raises:
+        RequestError: if the model cannot serve it.
+        APIError: if grammars cannot be checked now.
+    """
     grammar = await model.grammars.checked(body.structure())
     bad_words = await encode_bad_words(body.bad_words, model.tokenizer)
     # best_of compares logprobs, so the engine returns them even if the client did not request them.
@@ -67,7 +66,7 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
     for text in texts:
         model.prompt_size_limit.check(text, "prompt")
     encoded = await encode(model.tokenizer, texts, add_special_tokens=body.add_special_tokens is not False)
-    return [
+    requests = [
         body.prompt_request(
             tokens,
             model,
@@ -79,33 +78,33 @@ async def _engine_requests(body: CompletionRequest, model: ServedModel) -> list[
         )
         for tokens in [prompt for prompt in body.prompt if not isinstance(prompt, str)] or encoded
     ]
+    return body.rendered(requests, echo=bool(body.echo), prompt_only=body.prompt_only)
 
 
-async def _complete(handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer) -> Response:
+async def _complete(handler: RequestHandler, name: str, body: CompletionRequest) -> Response:
     with handler:
         outputs = await handler.finish()
-    return await off_loop(_response, handler, name, body, tokenizer, outputs)
+    return await off_loop(_response, handler, name, body, outputs)
 
 
-def _response(
-    handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer, outputs: list[RequestOutput]
-) -> Response:
+def _response(handler: RequestHandler, name: str, body: CompletionRequest, outputs: list[RequestOutput]) -> Response:
     choices = [
-        _ChoiceWriter(index, body, tokenizer).write(output, output.as_delta()) for index, output in enumerate(outputs)
+        _ChoiceWriter(index, body, handler.tokenizer).write(output, output.as_delta())
+        for index, output in enumerate(outputs)
     ]
     completion = Completion(handler.id, handler.created, name, choices, CompletionUsage.of(handler.usage()))
     return json_response(completion)
 
 
-class _StreamEvents(ChunkEvents[CompletionRequest]):
+class _CompletionEvents(ChunkEvents[CompletionRequest]):
     """Encodes the chunks of a stream."""
 
     chunk_type = Completion
 
-    def __init__(self, handler: RequestHandler, name: str, body: CompletionRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, handler: RequestHandler, name: str, body: CompletionRequest) -> None:
         super().__init__(handler, name, body)
         self._is_plain = body.logprobs is None and not (body.return_token_ids or body.continuous_usage)
-        self._writers = [_ChoiceWriter(index, body, tokenizer) for index in range(len(handler.outputs))]
+        self._writers = [_ChoiceWriter(index, body, handler.tokenizer) for index in range(len(handler.outputs))]
 
     def _chunks(self, index: int, delta: OutputDelta) -> bytes:
         if self._is_plain:

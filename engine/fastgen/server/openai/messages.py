@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -145,26 +144,19 @@ class Tool(BaseModel):
         return self._given
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A tool choice; `name` is the function that must be called, if the client named one."""
-
-    mode: Literal["none", "auto", "required"]
-    name: str | None = None
-
-
-def _tool_choice(value: Any) -> Choice | None:
+def _tool_choice(value: Any) -> tuple[str, str | None]:
+    """Return the mode, and the function that must be called if the client names one."""
     match value:
         case None:
-            return None
+            return "auto", None
         case "none" | "auto" | "required":
-            return Choice(value)
+            return value, None
         case {"type": "function", "function": {"name": str(name)}}:
-            return Choice("required", name)
+            return "required", name
     raise ValueError('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
 
 
 ToolChoice = Annotated[
-    Choice | None,
+    tuple[str, str | None],
     PlainValidator(_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None),
 ]

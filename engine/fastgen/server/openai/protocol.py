@@ -8,7 +8,7 @@ To add a sampling parameter, add it to `SamplingParams` and, under the same name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
@@ -37,8 +37,7 @@ from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields
 from fastgen.server.openai.messages import Message, Tool, ToolChoice
 from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.text.output import TextRules
-from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.rendered_request import RenderedRequest
 
 _MAX_CHOICES = 128
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
@@ -113,22 +112,24 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
             raise field_error("stream_options", "requires stream to be true; leave it out")
         self.sampling(max(1, self.min_tokens or 1))  # the limit is checked when the prompt is known
 
-    def text_rules(
-        self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
-    ) -> TextRules:
-        """Return how generated tokens become text.
+    @property
+    def num_candidates(self) -> int:
+        """Generations per prompt."""
+        return self.num_choices
 
-        Args:
-            shown_tokens: special tokens that the server parses itself.
-            reasoning: marks of the reasoning, which stop strings do not end, and where the generation starts.
+    def rendered(self, requests: list[Request], **meaning: Any) -> RenderedRequest:
+        """Return what to generate for the engine's requests, one per prompt.
+
+        `meaning` are fields of `RenderedRequest` that depend on the endpoint.
         """
-        return TextRules(
+        return RenderedRequest(
+            requests=requests,
+            num_choices=self.num_choices,
+            num_candidates=self.num_candidates,
             stop=self.stop,
             include_stop=bool(self.include_stop_str_in_output or self.no_stop_trim),
-            min_tokens=self.min_tokens or 0,
             skip_special_tokens=self.skip_special_tokens is not False,
-            shown_tokens=shown_tokens,
-            reasoning=reasoning,
+            **meaning,
         )
 
     def sampling(self, max_tokens: int, defaults: Mapping[str, Any] | None = None, **others: Any) -> SamplingParams:
@@ -214,12 +215,6 @@ class CompletionRequest(GenerationRequest):
             names["logprobs"] = "best_of"
         return names
 
-    def text_rules(
-        self, shown_tokens: frozenset[int] = frozenset(), reasoning: tuple[ReasoningFormat, Start] | None = None
-    ) -> TextRules:
-        """Return how generated tokens become text, which follows the prompt's if that is echoed."""
-        return replace(super().text_rules(shown_tokens, reasoning), follows_prompt=bool(self.echo))
-
     @property
     def requested_tokens(self) -> int | None:
         """The client's limit on generated tokens, if any."""
@@ -252,7 +247,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     logprobs: Boolean | None = None
     top_logprobs: Integer | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    tool_choice: ToolChoice = None
+    tool_choice: ToolChoice = Field(("auto", None), json_schema_extra={"default": None})
     parallel_tool_calls: Boolean | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Boolean | None = None
@@ -276,6 +271,12 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     def num_logprobs(self) -> int | None:
         """Most likely tokens to return per token; None for no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls per choice; None for no limit."""
+        _, named = self.tool_choice
+        return 1 if named is not None or self.parallel_tool_calls is False else None
 
     @property
     def opens_reply(self) -> bool:

@@ -1,9 +1,8 @@
-"""Reasoning of a chat request: variables of the chat template, limits, and the grammar of the output."""
+"""Reasoning of a chat request: variables of the chat template, where it starts, and the grammar of the output."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.request import Grammar
@@ -11,9 +10,7 @@ from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.messages import text_of
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.text.reasoning import ReasoningFormat, ReasoningParser, Start, after_reasoning
-from fastgen.text.request_output import RequestOutput
-from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.reasoning import Start, after_reasoning
 
 # Variables that turn reasoning on and off: Qwen3's and DeepSeek-V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -46,62 +43,40 @@ def _reads(source: str, variable: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningUse:
-    """The reasoning of one request.
+def start_of(body: ChatRequest, model: ServedModel, prompt: str) -> Start:
+    """Return where generations after this rendered prompt start; after the reasoning if the model has none.
 
-    Attributes:
-        start: whether generations start before, inside or after the reasoning.
-        budget: most tokens of reasoning; None for no limit.
-        include: whether responses contain the reasoning.
+    Raises:
+        RequestError: if the request has a budget that cannot be enforced.
     """
+    format, why = model.reasoning_format, None
+    if format is None:
+        why = "this model's reasoning is not parsed, see --reasoning-parser"
+    elif format.closing_token(model.tokenizer) is None:
+        why = f"the model's {format.closing} is not a single token"
+    if body.thinking_token_budget is not None and why is not None:
+        raise field_error("thinking_token_budget", f"{why}; leave it out")
+    if format is None:
+        return Start.AFTER
+    last = body.messages[-1].content
+    return format.start_within(text_of(last)) if body.continue_final_message else format.start_after(prompt)
 
-    tokenizer: Tokenizer
-    format: ReasoningFormat
-    start: Start
-    budget: int | None
-    include: bool
 
-    @classmethod
-    def of(cls, body: ChatRequest, model: ServedModel, prompt: str) -> ReasoningUse | None:
-        """Return the reasoning of a request with this rendered prompt; None if the model has none.
+def reasoned(answer: Grammar | None, body: ChatRequest, model: ServedModel, start: Start) -> Grammar | None:
+    """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
 
-        Raises:
-            RequestError: if the request has a budget that cannot be enforced.
-        """
-        format, budget, why = model.reasoning_format, body.thinking_token_budget, None
-        if format is None:
-            why = "this model's reasoning is not parsed, see --reasoning-parser"
-        elif format.closing_token(model.tokenizer) is None:
-            why = f"the model's {format.closing} is not a single token"
-        if budget is not None and why is not None:
-            raise field_error("thinking_token_budget", f"{why}; leave it out")
-        if format is None:
-            return None
-        last = body.messages[-1].content
-        start = format.start_within(text_of(last)) if body.continue_final_message else format.start_after(prompt)
-        return cls(model.tokenizer, format, start, budget, body.include_reasoning is not False)
+    A set of allowed tokens applies to the reasoning too, so it cannot be combined with a budget.
 
-    def parser(self) -> ReasoningParser:
-        """Return a parser for one generation."""
-        return ReasoningParser(self.format, self.start)
-
-    def num_tokens(self, output: RequestOutput) -> int:
-        """Return how many tokens of an output are reasoning."""
-        return self.format.num_tokens(output.token_ids, self.start, self.tokenizer)
-
-    def grammar(self, answer: Grammar | None) -> Grammar | None:
-        """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
-
-        A set of allowed tokens applies to the reasoning too, so it cannot be combined with a budget.
-
-        Raises:
-            RequestError: if it is combined with a budget.
-        """
-        if answer is not None and answer.kind == "tokens":
-            if self.budget is not None:
-                raise field_error(
-                    "thinking_token_budget", "cannot be combined with allowed_token_ids; leave one of them out"
-                )
-            return answer
-        return after_reasoning(answer, self.format, self.tokenizer, self.start, self.budget)
+    Raises:
+        RequestError: if it is combined with a budget.
+    """
+    budget = body.thinking_token_budget
+    if model.reasoning_format is None:
+        return answer
+    if answer is not None and answer.kind == "tokens":
+        if budget is not None:
+            raise field_error(
+                "thinking_token_budget", "cannot be combined with allowed_token_ids; leave one of them out"
+            )
+        return answer
+    return after_reasoning(answer, model.reasoning_format, model.tokenizer, start, budget)

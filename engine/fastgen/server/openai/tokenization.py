@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.chat import render
+from fastgen.server.openai.chat_rendering import chat_prompt
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
 from fastgen.server.openai.messages import Message
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import json_response
-from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.openai.tool_calling import offered_tools
 from fastgen.server.serving.encoding import encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.service import Service
@@ -85,7 +85,7 @@ async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
 
 
 def _rendered(body: TokenizeRequest, model: ServedModel) -> str:
-    return render(body, model, ToolUse.of(body, model))
+    return chat_prompt(body, model, offered_tools(body, model))
 
 
 @router.post("/detokenize")

@@ -5,193 +5,174 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fastgen.core.request import Grammar, RequestError
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.messages import Choice, Tool, with_text
+from fastgen.server.openai.messages import with_text
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.grammar import MOST_GRAMMAR_BYTES, arguments_grammar
 from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.format import OfferedTool, ToolFormat
-from fastgen.text.tools.parser import Machine
-from fastgen.text.tools.registry import ANY_ARGUMENTS, call_grammar, describe, free_grammar
+from fastgen.text.tools.registry import call_grammar, describe, free_grammar
 
 # Rules of one tool besides its schema, about.
 _BYTES_PER_TOOL = 256
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
+Tools = tuple[OfferedTool, ...]
+# A grammar and the field of the request that it comes from.
+Structure = tuple[Grammar, str]
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """Tools that the model may call.
 
-    Attributes:
-        tools, offered: the tools, for chat templates and for the tool-call format.
-        required: tools of which one must be called; empty if the model may reply with content.
-        max_calls: most calls per choice; None for no limit.
-        must_hold: names of the tools whose schema is enforced because the request says so, not by default.
-        unenforced: names of the tools that any object may be the arguments of.
+def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
+    """Return the tools that the model may call.
+
+    Raises:
+        RequestError: if the request requires a call of a tool that it does not define.
     """
-
-    format: ToolFormat
-    tools: list[dict[str, Any]]
-    required: tuple[OfferedTool, ...]
-    offered: tuple[OfferedTool, ...]
-    max_calls: int | None
-    must_hold: frozenset[str] = frozenset()
-    unenforced: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, body: ChatRequest, model: ServedModel) -> ToolUse | None:
-        """Return the tools of a request; None if the model may not call any.
-
-        Raises:
-            RequestError: if the request requires a call of a tool that it does not define.
-        """
-        choice, tools = body.tool_choice or Choice("auto"), body.tools or []
-        is_required = choice.mode == "required"
-        if choice.name is not None and choice.name not in [tool.function.name for tool in tools]:
-            raise field_error("tool_choice", f"{choice.name!r} is not a function in tools; name one that is")
-        if is_required and not tools:
-            raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
-        if not tools or choice.mode == "none":
-            return None
-        # Not by default where text before a call could not begin with a brace or bracket: answers may be JSON.
-        strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
-        offered = tuple(_offered(tool, strict=strict) for tool in tools)
-        required = offered if is_required else ()
-        if choice.name is not None:
-            required = tuple(tool for tool in offered if tool.name == choice.name)[:1]
-        return cls(
-            format=model.tool_format,
-            tools=[tool.for_template() for tool in tools],
-            required=required,
-            offered=offered,
-            max_calls=1 if choice.name is not None or body.parallel_tool_calls is False else None,
-            must_hold=frozenset(
-                tool.function.name
-                for tool in tools
-                if tool.function.strict or (is_required and not body.is_strict_by_default)
-            ),
+    (mode, named), functions = body.tool_choice, [tool.function for tool in body.tools or []]
+    names, is_required = [function.name for function in functions], mode == "required"
+    if named is not None and named not in names:
+        raise field_error("tool_choice", f"{named!r} is not a function in tools; name one that is")
+    if is_required and not functions:
+        raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
+    if mode == "none":
+        return ()
+    # Not by default where text before a call could not begin with a brace or bracket: answers may be JSON.
+    strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
+    only = None if named is None else names.index(named)
+    return tuple(
+        OfferedTool(
+            function.name,
+            function.parameters or _NO_ARGUMENTS,
+            strict=strict if function.strict is None else function.strict,
+            required=is_required and only in (None, index),
+            must_hold=bool(function.strict) or (is_required and not body.is_strict_by_default),
         )
+        for index, function in enumerate(functions)
+    )
 
-    def parser(self) -> Machine:
-        """Return a parser for one generation."""
-        return self.format.parser(self.offered)
 
-    async def constrain(
-        self, model: ServedModel, structure: tuple[Grammar, str] | None, excluded: Sequence[str] = ()
-    ) -> tuple[ToolUse, tuple[Grammar, str] | None]:
-        """Return these tools as far as their schemas can be enforced; and the checked grammar, with its field.
+async def constrained(
+    tools: Tools,
+    model: ServedModel,
+    max_calls: int | None,
+    structure: Structure | None,
+    excluded: Sequence[str] = (),
+) -> tuple[Tools, Structure | None]:
+    """Return the tools as far as their schemas can be enforced, and the checked grammar of the output.
 
-        A schema that cannot be enforced is not, unless it must hold: then any object may be the arguments.
+    A schema that cannot be enforced is not, unless it must hold: then any object may be the arguments.
 
-        Args:
-            model: the served model.
-            structure: the grammar that the content must match and its field, if any.
-            excluded: marks that free text before a call must not contain.
+    Args:
+        tools: one or more.
+        model: the served model.
+        max_calls: most calls per choice; None for no limit.
+        structure: the grammar that the content must match, if any.
+        excluded: marks that free text before a call must not contain.
 
-        Raises:
-            RequestError: if `structure` is not JSON or invalid, or a schema that must hold cannot be enforced.
-            APIError: if grammars cannot be checked now.
-        """
-        if structure is not None:
-            _check_combination(*structure)
-            await model.grammars.checked(structure)
-        try:
-            return self, await self._checked(model, structure, excluded)
-        except RequestError:
-            relaxed = await self._relaxed(model)
-        try:
-            return relaxed, await relaxed._checked(model, structure, excluded)
-        except RequestError:  # together, the schemas are too much
-            if self.must_hold:
-                raise
-        free = self._enforcing(frozenset())
-        return free, await free._checked(model, structure, excluded)
+    Raises:
+        RequestError: if `structure` is not JSON or invalid, or a schema that must hold cannot be enforced.
+        APIError: if grammars cannot be checked now.
+    """
+    if structure is not None:
+        _check_combination(*structure)
+        await model.grammars.checked(structure)
 
-    async def _checked(
-        self, model: ServedModel, structure: tuple[Grammar, str] | None, excluded: Sequence[str]
-    ) -> tuple[Grammar, str] | None:
+    async def checked(tools: Tools) -> tuple[Tools, Structure | None]:
         # In a thread, because schemas may be large.
-        found = await asyncio.to_thread(self.grammar, model, structure, excluded)
+        found = await asyncio.to_thread(tools_grammar, tools, model, max_calls, structure, excluded)
         await model.grammars.checked(found)
-        return found
+        return tools, found
 
-    def grammar(
-        self, model: ServedModel, structure: tuple[Grammar, str] | None, excluded: Sequence[str] = ()
-    ) -> tuple[Grammar, str] | None:
-        """Return the grammar that the output must match and the field that it comes from, if any; see `constrain`.
+    try:
+        return await checked(tools)
+    except RequestError:
+        relaxed = await _relaxed(tools, model)
+    try:
+        return await checked(relaxed)
+    except RequestError:  # together, the schemas are too much
+        if any(tool.must_hold for tool in tools):
+            raise
+    return await checked(tuple(_unenforced(tool) for tool in tools))
 
-        The output is calls if they are required, otherwise calls or content that matches `structure`. Without a
-        structure, text before a call is free.
 
-        Raises:
-            RequestError: if a schema cannot be enforced.
-        """
-        most, offered = self.max_calls, self._enforced(self.offered)
-        try:
-            if self.required:
-                required = self._enforced(self.required)
-                return call_grammar(self.format, required, model.tokenizer, most_calls=most), "tools"
-            if structure is not None:
-                answer, field = structure
-                return call_grammar(self.format, offered, model.tokenizer, most_calls=most, answer=answer), field
-            if not any(tool.strict for tool in offered):
-                return None
-            free = free_grammar(self.format, offered, model.tokenizer, most_calls=most, excluded=excluded)
-            return free, "tools"
-        except SchemaError as error:
-            raise field_error("tools", f"{error}") from None
+def tools_grammar(
+    tools: Tools,
+    model: ServedModel,
+    max_calls: int | None = None,
+    structure: Structure | None = None,
+    excluded: Sequence[str] = (),
+) -> Structure | None:
+    """Return the grammar that the output must match, if any; see `constrained`.
 
-    def _enforced(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
-        return [replace(tool, schema=ANY_ARGUMENTS) if tool.name in self.unenforced else tool for tool in tools]
+    The output is calls if they are required, otherwise calls or content that matches `structure`. Without a structure,
+    text before a call is free.
 
-    def _enforcing(self, names: frozenset[str]) -> ToolUse:
-        """Return a use of the tools in which only the schemas of `names` are enforced."""
-        offered = [replace(tool, strict=tool.strict and tool.name in names) for tool in self.offered]
-        return replace(
-            self,
-            offered=tuple(offered),
-            unenforced=frozenset(tool.name for tool in self.offered) - names,
-        )
+    Raises:
+        RequestError: if a schema cannot be enforced.
+    """
+    format, tokenizer = model.tool_format, model.tokenizer
+    required = [tool for tool in tools if tool.required]
+    try:
+        if required:
+            return call_grammar(format, required, tokenizer, most_calls=max_calls), "tools"
+        if structure is not None:
+            answer, field = structure
+            return call_grammar(format, tools, tokenizer, most_calls=max_calls, answer=answer), field
+        if not any(tool.strict for tool in tools):
+            return None
+        return free_grammar(format, tools, tokenizer, most_calls=max_calls, excluded=excluded), "tools"
+    except SchemaError as error:
+        raise field_error("tools", f"{error}") from None
 
-    async def _relaxed(self, model: ServedModel) -> ToolUse:
-        """Return a use of the tools in which only those schemas are enforced that can be, and fit into one grammar.
 
-        Raises:
-            RequestError: names a tool whose schema must hold.
-        """
-        names, size = set(), 0
-        for tool in self.required or self.offered:
+async def _relaxed(tools: Tools, model: ServedModel) -> Tools:
+    """Return the tools with only those schemas enforced that can be, and fit into one grammar.
+
+    Raises:
+        RequestError: names a tool whose schema must hold.
+    """
+    has_required, relaxed, size = any(tool.required for tool in tools), list[OfferedTool](), 0
+    for tool in tools:
+        holds = False
+        if tool.required or not has_required:
             size += len(json.dumps(tool.schema)) + _BYTES_PER_TOOL
             try:
-                if size <= MOST_GRAMMAR_BYTES or tool.name in self.must_hold:
+                if size <= MOST_GRAMMAR_BYTES or tool.must_hold:
                     await model.grammars.check(await asyncio.to_thread(arguments_grammar, tool.schema), "tools")
-                    names.add(tool.name)
+                    holds = True
             except ValueError as error:
-                if tool.name in self.must_hold:
+                if tool.must_hold:
                     fault = str(error).removeprefix("tools: ")
                     raise field_error("tools", f"the parameters of {tool.name}: {fault}") from None
-        return self._enforcing(frozenset(names))
+        relaxed.append(tool if holds else _unenforced(tool))
+    return tuple(relaxed)
 
-    def describe_in(self, messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """Return variants of the messages that describe the tools, in order of preference.
 
-        They serve chat templates without tools. The description is in the system message or, because some templates
-        reject system messages, in the first user message.
-        """
-        description, first = describe(self.format, self.tools), messages[0]
-        if first["role"] == "system":
-            return [[{**first, "content": with_text(first["content"], after=f"\n\n{description}")}, *messages[1:]]]
-        with_system = [{"role": "system", "content": description}, *messages]
-        if first["role"] != "user":
-            return [with_system]
-        content = with_text(first["content"], before=f"{description}\n\n")
-        return [with_system, [{**first, "content": content}, *messages[1:]]]
+def _unenforced(tool: OfferedTool) -> OfferedTool:
+    return replace(tool, strict=False, enforced=False)
+
+
+def described(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], format: ToolFormat
+) -> list[list[dict[str, Any]]]:
+    """Return variants of the messages that describe the tools, in order of preference.
+
+    They serve chat templates without tools. The description is in the system message or, because some templates
+    reject system messages, in the first user message.
+    """
+    description, first = describe(format, tools), messages[0]
+    if first["role"] == "system":
+        return [[{**first, "content": with_text(first["content"], after=f"\n\n{description}")}, *messages[1:]]]
+    with_system = [{"role": "system", "content": description}, *messages]
+    if first["role"] != "user":
+        return [with_system]
+    content = with_text(first["content"], before=f"{description}\n\n")
+    return [with_system, [{**first, "content": content}, *messages[1:]]]
 
 
 def _check_combination(structure: Grammar, field: str) -> None:
@@ -199,10 +180,3 @@ def _check_combination(structure: Grammar, field: str) -> None:
         raise field_error(field, "cannot be combined with tools; leave one of them out")
     if structure.kind not in ("json_schema", "json_object"):
         raise field_error(field, "only JSON structures can be combined with tools; leave one of them out")
-
-
-def _offered(tool: Tool, *, strict: bool) -> OfferedTool:
-    """Return a tool for the tool-call format; `strict` applies if the function does not say."""
-    function = tool.function
-    is_strict = strict if function.strict is None else function.strict
-    return OfferedTool(function.name, function.parameters or _NO_ARGUMENTS, is_strict)

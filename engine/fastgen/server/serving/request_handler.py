@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,27 +17,10 @@ from fastgen.server.http.errors import APIError, engine_died, grammar_too_comple
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
-from fastgen.text.output import TextRules
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
 log = logging.getLogger("fastgen.server")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
-    """How generations become the choices of one HTTP request.
-
-    Attributes:
-        num_choices: choices per prompt.
-        num_candidates: generations per prompt; those with the highest mean logprob become the choices.
-        text: how tokens become text.
-        prompt_only: return only the prompt and its logprobs, no generated token.
-    """
-
-    num_choices: int = 1
-    num_candidates: int = 1
-    text: TextRules = field(default_factory=TextRules)
-    prompt_only: bool = False
 
 
 class RequestHandler:
@@ -47,21 +29,23 @@ class RequestHandler:
     Outputs of the engine are detokenized when they arrive, and a stop string ends its generation then, however slowly
     the client reads. What the client has not read yet is merged into one delta per generation.
 
-    Use it as a context manager; on exit it logs the request.
+    Use it as a context manager; on exit it logs the request. It is the `fastgen.link.in_flight.Receiver` of its
+    generations.
 
     Args:
         response_id: id in the response.
         model: the model to use.
         metrics: the server's metrics.
+        rendered: what was asked for.
         requests: all generations.
-        options: how the generations become choices.
         arrival: when the HTTP request arrived, in seconds of the monotonic clock.
 
     Attributes:
         id: id in the response.
         created: when the request was made, in Unix seconds.
+        rendered: what was asked for.
+        tokenizer: the model's.
         outputs: what each generation has generated.
-        prompt_only: whether generated tokens are dropped.
     """
 
     def __init__(
@@ -69,21 +53,22 @@ class RequestHandler:
         response_id: str,
         model: ServedModel,
         metrics: Metrics,
+        rendered: RenderedRequest,
         requests: Sequence[Request],
-        options: OutputOptions,
         arrival: float,
     ) -> None:
         self.id = response_id
         self.created = int(time.time())
+        self.rendered = rendered
+        self.tokenizer = model.tokenizer
         self._engine = model.engine
         self._metrics = metrics
-        self._options = options
-        self.prompt_only = options.prompt_only
         self._arrival = arrival
         self._prepared_seconds = time.monotonic() - arrival
-        self.outputs = [RequestOutput(request, model.tokenizer, options.text) for request in requests]
-        self._generations = [_Generation(self, index, output) for index, output in enumerate(self.outputs)]
-        self._num_unfinished = len(self.outputs)
+        self.outputs = [RequestOutput(request, model.tokenizer, rendered) for request in requests]
+        self._indices = {request.id: index for index, request in enumerate(requests)}
+        self._unfinished = dict.fromkeys(range(len(requests)))  # indices of generations, in order
+        self._last_token: list[float | None] = [None] * len(requests)  # when each generation's last token arrived
         self._first_token_seconds: float | None = None
         self._changed: dict[int, None] = {}  # indices of generations with a delta to take, oldest first
         self._on_change: Callable[[], object] | None = None
@@ -121,7 +106,7 @@ class RequestHandler:
 
     def usage(self) -> Usage:
         """Return the tokens of all generations; a prompt with several candidates counts once."""
-        per_prompt = [output.usage for output in self.outputs[:: self._options.num_candidates]]
+        per_prompt = [output.usage for output in self.outputs[:: self.rendered.num_candidates]]
         return Usage(
             sum(usage.prompt_tokens for usage in per_prompt),
             sum(len(output.token_ids) for output in self.outputs),
@@ -141,17 +126,16 @@ class RequestHandler:
         """
         self._on_change = on_change
         try:
-            for generation in self._generations:
-                self._engine.start_request(generation.output.request, generation)
+            for output in self.outputs:
+                self._engine.start_request(output.request, self)
             await self._ended.wait()
             if self._failure is not None:
                 raise self._failure
         except EngineDeadError as error:
             raise engine_died(str(error)) from error
         finally:
-            for generation in self._generations:
-                generation.close()
-            self._generations.clear()  # they refer to this object
+            for index in list(self._unfinished):
+                self._close(index)
 
     @property
     def has_ended(self) -> bool:
@@ -170,7 +154,7 @@ class RequestHandler:
             APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
         """
         await self.run()
-        wanted, candidates = self._options.num_choices, self._options.num_candidates
+        wanted, candidates = self.rendered.num_choices, self.rendered.num_candidates
         if wanted == candidates:
             return self.outputs
         chosen: list[RequestOutput] = []
@@ -190,9 +174,30 @@ class RequestHandler:
             raise self._timed_out() if timed_out else _stopped()
         return [result for result in results if result is not None]
 
-    def cancel(self, output: RequestOutput) -> None:
-        """Cancel a generation, if the engine has not ended it."""
-        self._engine.cancel(output.request.id)
+    def push(self, token_output: TokenOutput) -> None:
+        """Add an output of the engine; tell the response if it waits for that.
+
+        A stop string ends its generation; the engine need not know why.
+        """
+        index, num_new = self._indices[token_output.request_id], len(token_output.token_ids)
+        if num_new and self.rendered.prompt_only:
+            token_output = msgspec.structs.replace(
+                token_output, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
+            )
+        output = self.outputs[index]
+        output.push(token_output)
+        if num_new or output.pooled is not None:  # the result of pooling counts as a first token
+            self._count(index, num_new)
+        if output.finish_reason is not None:
+            self._close(index)
+            self._failure = self._failure or self._error()
+        if self._failure is not None or not self._unfinished:
+            self._ended.set()
+        if self._failure is None and self._on_change is not None and output.has_delta:
+            is_first = not self._changed
+            self._changed[index] = None
+            if is_first:
+                self._on_change()
 
     def fail(self, error: Exception | None = None) -> None:
         """End the request with an error.
@@ -202,39 +207,22 @@ class RequestHandler:
         self._failure = error or engine_died(self._engine.exit_message)
         self._ended.set()
 
-    def record(self, generation: _Generation, num_new: int) -> None:
-        """Record that a generation has got tokens, or has ended; tell the response if it waits for that.
-
-        The result of pooling counts as a first token.
-        """
-        output = generation.output
-        if num_new or output.pooled is not None:
-            self._count(generation, num_new)
-        if output.finish_reason is not None:
-            self._num_unfinished -= 1
-            generation.close()
-            self._failure = self._failure or self._error()
-        if self._failure is not None or not self._num_unfinished:
-            self._ended.set()
-        if self._failure is None and self._on_change is not None and output.has_delta:
-            is_first = not self._changed
-            self._changed[generation.index] = None
-            if is_first:
-                self._on_change()
-
-    def _count(self, generation: _Generation, num_new: int) -> None:
-        now, metrics = time.monotonic(), self._metrics
-        if generation.last_token is None:
+    def _count(self, index: int, num_new: int) -> None:
+        now, metrics, last_token = time.monotonic(), self._metrics, self._last_token[index]
+        if last_token is None:
             seconds = now - self._arrival
             self._first_token_seconds = min(seconds, self._first_token_seconds or seconds)
-            metrics.first_token(seconds, len(generation.output.request.prompt_token_ids))
+            metrics.first_token(seconds, len(self.outputs[index].request.prompt_token_ids))
         else:
-            metrics.inter_token_latency.observe(now - generation.last_token)
-        generation.last_token = now
+            metrics.inter_token_latency.observe(now - last_token)
+        self._last_token[index] = now
         metrics.generation_tokens.inc(num_new)
 
-    def count_end(self, output: RequestOutput) -> None:
-        """Record the end of a generation, which the client may have cancelled."""
+    def _close(self, index: int) -> None:
+        """Cancel a generation if the engine has not ended it, and record its end."""
+        del self._unfinished[index]
+        output = self.outputs[index]
+        self._engine.cancel(output.request.id)
         reason, prompt_tokens = output.finish_reason or FinishReason.ABORT, len(output.request.prompt_token_ids)
         self._metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
 
@@ -257,46 +245,6 @@ class RequestHandler:
             code="deadline_exceeded",
             param="timeout",
         )
-
-
-class _Generation:
-    """Receives the outputs of one generation: a `fastgen.link.in_flight.Receiver`.
-
-    Attributes:
-        index: its place in the request.
-        output: what it has generated.
-        last_token: when its last token arrived; None before the first.
-    """
-
-    __slots__ = ("_handler", "_is_open", "index", "last_token", "output")
-
-    def __init__(self, handler: RequestHandler, index: int, output: RequestOutput) -> None:
-        self._handler = handler
-        self._is_open = True
-        self.index = index
-        self.output = output
-        self.last_token: float | None = None
-
-    def push(self, token_output: TokenOutput) -> None:
-        """Add an output of the engine. A stop string ends the generation; the engine need not know why."""
-        num_new = len(token_output.token_ids)
-        if num_new and self._handler.prompt_only:
-            token_output = msgspec.structs.replace(
-                token_output, token_ids=[], logprobs=None, finish_reason=FinishReason.LENGTH
-            )
-        self.output.push(token_output)
-        self._handler.record(self, num_new)
-
-    def fail(self) -> None:
-        """Handle that the engine has exited."""
-        self._handler.fail()
-
-    def close(self) -> None:
-        """Cancel the generation if it runs, and count its end once."""
-        if self._is_open:
-            self._is_open = False
-            self._handler.cancel(self.output)
-            self._handler.count_end(self.output)
 
 
 def _stopped() -> APIError:

@@ -13,15 +13,16 @@ from typing import Any
 
 import msgspec
 
-from fastgen.core.request import Request, RequestError, SamplingParams
+from fastgen.core.request import RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
 from fastgen.server.serving.admission import admit
 from fastgen.server.serving.held_memory import HeldMemory, Holdings
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
-from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.task import TaskName
+from fastgen.text.rendered_request import RenderedRequest
 
 # Each generation takes a stream and a queue place.
 _MAX_GENERATIONS = 1024
@@ -122,8 +123,10 @@ class Service:
             if num_tokens > most and found.truncate_prompt_tokens is None:
                 raise RequestError(f"{param}: {num_tokens} tokens; the model takes at most {most}; send fewer", param)
 
-    def reserve(self, model: ServedModel, num_prompts: int, num_candidates: int) -> Places:
+    def reserve(self, model: ServedModel, num_prompts: int, num_candidates: int) -> list[str]:
         """Take queue places for all generations of an HTTP request, before any other work is done for it.
+
+        Return the ids of their engine requests.
 
         Raises:
             RequestError: if so many generations can never be admitted; names the limit.
@@ -138,7 +141,7 @@ class Service:
         except APIError:
             self.metrics.rejected(len(ids))
             raise
-        return Places(model, ids)
+        return ids
 
     def _check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
         places = model.engine.info.max_sequences + self.max_queued_requests
@@ -158,42 +161,39 @@ class Service:
             )
 
     def handler(
-        self, id_prefix: str, places: Places, requests: Sequence[Request], options: OutputOptions
+        self, id_prefix: str, model: ServedModel, ids: Sequence[str], rendered: RenderedRequest
     ) -> RequestHandler:
         """Return the handler of an HTTP request.
 
         Args:
             id_prefix: start of the response id; the id of the HTTP request follows.
-            places: its places in the queue.
-            requests: one per prompt, without ids; each is copied for every candidate.
-            options: how the outputs become choices.
+            model: the model to use.
+            ids: of its engine requests, see `reserve`.
+            rendered: what to generate; each of its requests is copied for every candidate.
 
         Raises:
             RequestError: if the model cannot serve one of them, or they may hold too much memory.
             APIError: 503 if all requests together would hold too much.
         """
-        info = places.model.engine.info
-        for request in requests:
-            request.check(info.max_model_length, info.vocabulary_size)
-        self._hold(Holdings.of(requests, options.num_candidates))
-        ids, context = iter(places.ids), current()
+        for request in rendered.requests:
+            request.check(model.engine.info.max_model_length, model.engine.info.vocabulary_size)
+        self._hold(Holdings.of(rendered.requests, rendered.num_candidates))
+        places, context = iter(ids), current()
         # Digests have one length, so no salt of a client equals the salt of another key.
         tenant = context.key_digest or "" if self.cache_isolation == "key" else ""
         candidates = [
             replace(
                 request,
-                id=next(ids),
+                id=next(places),
                 sampling=_for_candidate(request.sampling, candidate),
                 cache_salt=tenant + request.cache_salt,
             )
-            for request in requests
-            for candidate in range(options.num_candidates)
+            for request in rendered.requests
+            for candidate in range(rendered.num_candidates)
         ]
-        assert next(ids, None) is None, "a place in the queue is not used"
+        assert next(places, None) is None, "a place in the queue is not used"
         self.metrics.admitted([len(request.prompt_token_ids) for request in candidates])
-        return RequestHandler(
-            f"{id_prefix}-{context.id}", places.model, self.metrics, candidates, options, context.arrival
-        )
+        return RequestHandler(f"{id_prefix}-{context.id}", model, self.metrics, rendered, candidates, context.arrival)
 
     def _hold(self, holdings: Holdings) -> None:
         """Count what the current request holds until it ends."""
@@ -202,17 +202,6 @@ class Service:
         context = current()
         context.on_end.callback(self.memory.release, holdings.num_bytes)
         context.is_large = context.is_large or holdings.num_bytes > _LARGE_HOLDINGS
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Places in the queue for all generations of one HTTP request.
-
-    Each place has the id of its engine request.
-    """
-
-    model: ServedModel
-    ids: list[str]
 
 
 class _LargeBody(msgspec.Struct):

@@ -12,6 +12,9 @@ from fastgen.text.grammar import arguments_body
 from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.parser import Machine
 
+# Schema of arguments that may be any object.
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
@@ -19,11 +22,23 @@ class OfferedTool:
 
     Attributes:
         strict: whether each call must match the schema, even one that the model is free to make.
+        required: whether it is one of the functions of which one must be called.
+        must_hold: whether a request whose schema cannot be enforced is rejected.
+        enforced: whether calls match the schema where they are enforced at all; otherwise any object may be the
+            arguments.
     """
 
     name: str
     schema: Mapping[str, Any]
     strict: bool = False
+    required: bool = False
+    must_hold: bool = False
+    enforced: bool = True
+
+    @property
+    def enforced_schema(self) -> Mapping[str, Any]:
+        """What the arguments of a call must match."""
+        return self.schema if self.enforced else ANY_ARGUMENTS
 
 
 # Spells text in a Lark grammar: as a literal, or as a special token of the vocabulary.
@@ -80,7 +95,7 @@ def json_arguments(tools: Sequence[OfferedTool]) -> str:
 
 def _arguments_of(tool: OfferedTool) -> str:
     try:
-        return arguments_body(tool.schema)
+        return arguments_body(tool.enforced_schema)
     except SchemaError as error:
         raise SchemaError.at(f"parameters of {tool.name}", str(error)) from None
 

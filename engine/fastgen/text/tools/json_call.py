@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import CallArguments, CallBegun, Content, ToolEvent
+from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent
 from fastgen.text.tools.json_text import JsonReader, dumped, is_name, loaded, strict
 
 # The usual spelling; any other is buffered completely before it is judged.
@@ -46,14 +46,14 @@ class CallReader:
         self._object = JsonReader(marks)
         self._arguments: JsonReader | None = None
 
-    def push(self, text: str) -> tuple[list[ToolEvent], str]:
+    def push(self, text: str) -> tuple[list[OutputEvent], str]:
         """Return the events of this text, and the text after the object."""
         piece, rest = self._object.push(text)
         raw = self._raw + text
         self._raw = raw[: len(raw) - len(rest)] if rest else raw  # a mark may have begun in an earlier text
         before = len(self._repaired)
         self._repaired += piece
-        events: list[ToolEvent] = []
+        events: list[OutputEvent] = []
         if not self.called:
             before = self._begin(events)
         if self.done:  # not a call, as its beginning shows
@@ -68,12 +68,12 @@ class CallReader:
             self._close(events)
         return events, rest or ""
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self) -> list[OutputEvent]:
         """Return the remaining events if the generation ends inside the object; a call keeps partial arguments."""
         self.done = True
         return [] if self.called else [Content(self._prefix + self._raw)]
 
-    def _begin(self, events: list[ToolEvent]) -> int:
+    def _begin(self, events: list[OutputEvent]) -> int:
         """Find the name; return the position of the arguments."""
         first = _FIRST_KEY.match(self._raw)
         header = _HEADER.match(self._repaired[:_LONGEST_HEADER])
@@ -88,14 +88,14 @@ class CallReader:
             return header.end()
         return 0
 
-    def _over(self, events: list[ToolEvent]) -> str:
+    def _over(self, events: list[OutputEvent]) -> str:
         """Emit text that cannot be a call as content; the text after the decisive part is parsed again."""
         first = _FIRST_KEY.match(self._raw)
         assert first is not None
         events.append(Content(self._prefix + self._raw[: first.end()]))
         return self._raw[first.end() :]
 
-    def _close(self, events: list[ToolEvent]) -> None:
+    def _close(self, events: list[OutputEvent]) -> None:
         """Decide at the end of the object whether it is a call, unless its name has told."""
         self.done = True
         if self.called:

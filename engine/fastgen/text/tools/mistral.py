@@ -10,7 +10,7 @@ import secrets
 import string
 from collections.abc import Sequence
 
-from fastgen.text.tools.events import CallArguments, CallBegun
+from fastgen.text.output_events import CallArguments, CallBegun
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.json_text import JsonReader
 from fastgen.text.tools.parser import STRAYS, Machine

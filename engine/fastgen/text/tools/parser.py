@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from fastgen.text.output_events import CallBegun, Content, OutputEvent
 from fastgen.text.stop_strings import possible_start
-from fastgen.text.tools.events import CallBegun, Content, ToolEvent
 from fastgen.text.tools.json_call import CallReader
 
 State = Callable[[], bool]
@@ -35,14 +35,14 @@ class Machine:
         self.state = start
         self.num_calls = 0
         self._space = ""
-        self._events: list[ToolEvent] = []
+        self._events: list[OutputEvent] = []
 
-    def push(self, text: str) -> list[ToolEvent]:
+    def push(self, text: str) -> list[OutputEvent]:
         """Return the events that this text completes."""
         self.buffer += text
         return self._run()
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self) -> list[OutputEvent]:
         """Return the remaining events at the end of the generation."""
         self.ended = True
         events = self._run()
@@ -121,7 +121,7 @@ class Machine:
 
         return beginning
 
-    def note(self, events: list[ToolEvent]) -> None:
+    def note(self, events: list[OutputEvent]) -> None:
         """Emit the events of a call parser."""
         for event in events:
             match event:
@@ -174,7 +174,7 @@ class Machine:
         self.buffer = self.buffer[found.end() :]
         return found[0]
 
-    def _run(self) -> list[ToolEvent]:
+    def _run(self) -> list[OutputEvent]:
         while self.state():
             pass
         events, self._events = self._events, []

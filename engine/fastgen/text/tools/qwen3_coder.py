@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastgen.text.grammar import json_body
+from fastgen.text.output_events import CallArguments, CallBegun
 from fastgen.text.schemas.errors import SchemaError
-from fastgen.text.tools.events import CallArguments, CallBegun
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, quoted, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
@@ -62,16 +62,17 @@ class Qwen3Coder(ToolFormat):
 def _function(number: int, tool: OfferedTool) -> str:
     """Return the rules of one function."""
     body, rules = [quoted(f"{_FUNCTION}{tool.name}>\n")], []
-    declared, required = declared_parameters(tool.schema)
+    schema = tool.enforced_schema
+    declared, required = declared_parameters(schema)
     for place, name in enumerate(declared):
         parameter = f"parameter_{number}_{place}"
         body.append(parameter if name in required else f"{parameter}?")
         head = quoted(f"{_PARAMETER}{name}>\n")
         try:
-            rules.append(f"{parameter}: {head} {_value(ParameterSchema(tool.schema, name))}\n")
+            rules.append(f"{parameter}: {head} {_value(ParameterSchema(schema, name))}\n")
         except SchemaError as error:
             raise SchemaError.at(f"parameters of {tool.name}.properties.{name}", str(error)) from None
-    if not declared and tool.schema.get("additionalProperties") is not False:
+    if not declared and schema.get("additionalProperties") is not False:
         body.append("any_parameter*")
     return f"function_{number}: {' '.join(body)} {quoted(_FUNCTION_END)}\n" + "".join(rules)
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from fastgen.config import TOOL_PARSERS
 from fastgen.core.request import Grammar
@@ -52,10 +51,6 @@ def _has(tokenizer: Tokenizer, token: str) -> bool:
     return tokenizer.backend.token_to_id(token) is not None
 
 
-# Arguments of a call whose schema need not hold.
-ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
-
-
 def call_grammar(
     format: ToolFormat,
     tools: Sequence[OfferedTool],
@@ -90,7 +85,7 @@ def free_grammar(
     Raises:
         SchemaError: if the schema of a strict tool cannot be enforced.
     """
-    tools = [tool if tool.strict else replace(tool, schema=ANY_ARGUMENTS) for tool in tools]
+    tools = [replace(tool, enforced=tool.strict) for tool in tools]
     if not format.opening:
         return _calls_or_text(format, tools, tokenizer, most_calls, excluded)
     mark = _spelled(tokenizer, format.opening)

@@ -75,7 +75,10 @@ def test_echo_and_generation_are_the_text_of_all_tokens(
     request = Request(id="", prompt_token_ids=prompt, sampling=SamplingParams(logprobs=0, prompt_logprobs=0))
 
     def made(pieces: list[list[int]]) -> tuple[str, dict[str, list[Any]]]:
-        output, writer = RequestOutput(request, smollm2, body.text_rules()), _ChoiceWriter(0, body, smollm2)
+        output, writer = (
+            RequestOutput(request, smollm2, body.rendered([request], echo=bool(body.echo))),
+            _ChoiceWriter(0, body, smollm2),
+        )
         written = ["", {name: [] for name in LOGPROBS}]
         for number, piece in enumerate(pieces):
             is_last = number == len(pieces) - 1

@@ -88,7 +88,7 @@ async def test_completions_use_the_defaults() -> None:
         tokenizer=None,
     )
     body = CompletionRequest.model_validate({"prompt": [1, 2], "top_p": 0.5})
-    (request,) = await completions._engine_requests(body, cast(ServedModel, model))
+    (request,) = (await completions.rendered_completion(body, cast(ServedModel, model))).requests
     assert request.sampling == SamplingParams(temperature=0.6, top_p=0.5, max_tokens=16)
 
 

@@ -14,7 +14,7 @@ from engine.server.serving import Serving
 from fastgen.core.request import SamplingParams
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from fastgen.server.serving.encoding import encode_bad_words
-from fastgen.text.output import TextRules
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary
 
@@ -73,7 +73,7 @@ def test_missing_and_null_fields_get_openais_defaults() -> None:
     assert CompletionRequest.model_validate({"prompt": "a", **dict.fromkeys(GIVEN)}).sampling(16) == SamplingParams()
 
 
-def test_scheduling_fields_and_text_rules_are_mapped() -> None:
+def test_fields_of_scheduling_and_of_the_text_are_mapped() -> None:
     body = CompletionRequest.model_validate(
         {
             "prompt": "a", "priority": -2, "timeout": 1.5, "cache_salt": "me", "stop": "x", "min_tokens": 2,
@@ -82,7 +82,9 @@ def test_scheduling_fields_and_text_rules_are_mapped() -> None:
     )  # fmt: skip
     request = body.engine_request([1, 2], SamplingParams())
     assert (request.priority, request.deadline_seconds, request.cache_salt) == (-2, 1.5, "me")
-    assert body.text_rules() == TextRules(stop=("x",), include_stop=True, min_tokens=2, skip_special_tokens=False)
+    assert body.sampling(16).min_tokens == 2
+    meaning = RenderedRequest(requests=[request], stop=("x",), include_stop=True, skip_special_tokens=False)
+    assert body.rendered([request]) == meaning
 
 
 async def test_a_bad_word_is_encoded_with_and_without_a_leading_space(smollm2: Tokenizer) -> None:

@@ -10,16 +10,16 @@ from tokenizers import AddedToken
 
 from engine.text.matching import END, byte_tokenizer, matches
 from fastgen.core.request import RequestError
-from fastgen.server.openai.chat import render
+from fastgen.server.openai.chat_rendering import chat_prompt
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_api.request import ResponseRequest
-from fastgen.server.openai.tool_calling import ToolUse
+from fastgen.server.openai.tool_calling import Structure, Tools, constrained, offered_tools, tools_grammar
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat import ChatTemplate
+from fastgen.text.output_events import Collected
 from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.events import Collected
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson
@@ -34,13 +34,19 @@ FORMATS = {
 }
 
 
-def use_of(format: Any, *, tokenizer: Tokenizer = TOKENIZER, **fields: Any) -> tuple[ToolUse, ServedModel]:
-    """Return the ToolUse of a request with these fields, for a model with this tool-call format."""
+def tools_of(
+    format: Any, *, tokenizer: Tokenizer = TOKENIZER, excluded: tuple[str, ...] = (), **fields: Any
+) -> tuple[Tools, Structure | None]:
+    """Return the tools of a request with these fields and the grammar of its output."""
     model = cast(ServedModel, SimpleNamespace(tokenizer=tokenizer, tool_format=format, control=None))
-    body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields}
-    use = ToolUse.of(ChatRequest.model_validate(body), model)
-    assert use is not None
-    return use, model
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields})
+    tools = offered_tools(body, model)
+    return tools, tools_grammar(tools, model, body.max_calls, None, excluded)
+
+
+def collected(format: Any, tools: Tools, text: str) -> Collected:
+    parser = format.parser(tools)
+    return Collected([*parser.push(text), *parser.finish()])
 
 
 def named(name: str) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def test_every_kind_of_template_renders_the_tools(template: str, told_in: str) -
     )
     question = {"role": "user", "content": "Weather in Bern?"}
     body = ChatRequest.model_validate({"messages": [question], "tools": TOOLS})
-    text = render(body, model, ToolUse.of(body, model))
+    text = chat_prompt(body, model, offered_tools(body, model))
     assert text.startswith(told_in)
     assert '"name": "f"' in text or "'name': 'f'" in text
     assert text.endswith("Weather in Bern?")
@@ -86,7 +92,7 @@ def test_a_template_error_is_reported_with_tools_too() -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     body = ChatRequest.model_validate({"messages": messages, "tools": TOOLS})
     with pytest.raises(RequestError, match="System role not supported"):
-        render(body, model, ToolUse.of(body, model))
+        chat_prompt(body, model, offered_tools(body, model))
 
 
 @pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[format.name for format in FORMATS])
@@ -103,8 +109,7 @@ def test_a_template_error_is_reported_with_tools_too() -> None:
 def test_a_tool_choice_allows_only_the_calls_that_it_names(
     format: Any, call: str, fields: dict[str, Any], may_be_called: str, several: bool
 ) -> None:
-    use, model = use_of(format, **fields)
-    found = use.grammar(model, None)
+    _, found = tools_of(format, **fields)
     assert found is not None
     grammar, _ = found
     assert "".join(name for name in "fgh" if matches(grammar, TOKENIZER, call.format(name))) == may_be_called
@@ -115,16 +120,15 @@ def test_a_tool_choice_allows_only_the_calls_that_it_names(
 
 def test_a_named_function_must_be_in_tools() -> None:
     with pytest.raises(RequestError, match="'h' is not a function in tools"):
-        use_of(Hermes(), tool_choice=named("h"))
+        tools_of(Hermes(), tool_choice=named("h"))
 
 
 def test_the_parser_uses_the_schemas_of_the_offered_tools() -> None:
     count = {"type": "object", "properties": {"count": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": count}}
-    use, _ = use_of(Qwen3Coder(), tools=[tool])
-    found, parser = Collected(), use.parser()
-    found.take(parser.push("<tool_call>\n<function=f>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>"))
-    found.take(parser.finish())
+    tools, _ = tools_of(Qwen3Coder(), tools=[tool])
+    text = "<tool_call>\n<function=f>\n<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>"
+    found = collected(Qwen3Coder(), tools, text)
     assert [call.arguments for call in found.calls] == ['{"count": 3}']
 
 
@@ -163,8 +167,7 @@ def test_a_strict_function_is_called_by_its_schema_while_calls_are_optional(
     format: Any, special: tuple[str, ...], call: str, between: str
 ) -> None:
     tokenizer = byte_tokenizer(None, *special)
-    use, model = use_of(format, tools=STRICT, tokenizer=tokenizer)
-    found = use.grammar(model, None)
+    tools, found = tools_of(format, tools=STRICT, tokenizer=tokenizer)
     assert found is not None
     assert found[1] == "tools"
     allowed, wrong = call.format("f", 1), call.format("f", '"x"')
@@ -172,39 +175,27 @@ def test_a_strict_function_is_called_by_its_schema_while_calls_are_optional(
         assert matches(found[0], tokenizer, text), text
     for text in (wrong, f"Let me see.\n{wrong}", call.format("h", 1), f"{format.opening} is how to call"):
         assert not matches(found[0], tokenizer, text), text
-    collected, parser = Collected(), use.parser()
-    collected.take(parser.push(f"Let me see.\n{allowed}"))
-    collected.take(parser.finish())
-    assert [(made.name, made.arguments.replace(" ", "")) for made in collected.calls] == [("f", '{"a":1}')]
-    single, _ = use_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
-    once = single.grammar(model, None)
+    made_calls = collected(format, tools, f"Let me see.\n{allowed}").calls
+    assert [(made.name, made.arguments.replace(" ", "")) for made in made_calls] == [("f", '{"a":1}')]
+    _, once = tools_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
     assert once is not None
     assert matches(once[0], tokenizer, allowed)
     assert not matches(once[0], tokenizer, f"{allowed}{between}{allowed}")
 
 
 def test_a_bare_function_tag_is_no_way_around_a_strict_schema() -> None:
-    use, model = use_of(Qwen3Coder(), tools=STRICT)
-    found = use.grammar(model, None)
+    tools, found = tools_of(Qwen3Coder(), tools=STRICT)
     assert found is not None
     bare = "<function=f>\n<parameter=a>\nx\n</parameter>\n</function>"
-    assert read_calls(use, bare), "the parser takes it for a call"
+    assert collected(Qwen3Coder(), tools, bare).calls, "the parser takes it for a call"
     assert not matches(found[0], TOKENIZER, bare)
-
-
-def read_calls(use: ToolUse, text: str) -> list[Any]:
-    collected, parser = Collected(), use.parser()
-    collected.take(parser.push(text))
-    collected.take(parser.finish())
-    return collected.calls
 
 
 def test_the_mark_of_a_call_may_be_a_token_of_its_own() -> None:
     backend = byte_tokenizer(None).backend
     backend.add_tokens([AddedToken("<tool_call>", special=False)])
     tokenizer = Tokenizer(backend, Vocabulary(backend), None, None, END)
-    use, model = use_of(Hermes(), tools=STRICT, tokenizer=tokenizer)
-    found = use.grammar(model, None)
+    _, found = tools_of(Hermes(), tools=STRICT, tokenizer=tokenizer)
     assert found is not None
     call = CALLS[0][2]
     assert len(tokenizer.encode("<tool_call>", add_special_tokens=False)) == 1
@@ -216,8 +207,8 @@ def test_the_mark_of_a_call_may_be_a_token_of_its_own() -> None:
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["text", "tokens"])
 def test_a_model_may_think_about_any_call_before_a_strict_one(special: tuple[str, ...], start: Start) -> None:
     tokenizer, marks = byte_tokenizer(None, *special), ReasoningFormat()
-    use, model = use_of(Hermes(), tools=STRICT, tokenizer=tokenizer)
-    found = use.grammar(model, None, [marks.opening] if start is Start.OPEN else [])
+    excluded = (marks.opening,) if start is Start.OPEN else ()
+    _, found = tools_of(Hermes(), tools=STRICT, tokenizer=tokenizer, excluded=excluded)
     assert found is not None
     grammar = after_reasoning(found[0], marks, tokenizer, start, None)
     assert grammar is not None
@@ -243,15 +234,14 @@ def test_a_strict_function_of_a_format_without_a_mark_is_called_by_its_schema_or
     format: Any, special: tuple[str, ...], call: str
 ) -> None:
     tokenizer = byte_tokenizer(None, *special)
-    use, model = use_of(format, tools=STRICT, tokenizer=tokenizer)
-    found = use.grammar(model, None)
+    tools, found = tools_of(format, tools=STRICT, tokenizer=tokenizer)
     assert found is not None
     allowed, wrong = call.format("f", 1), call.format("f", '"x"')
     texts = ["", "No call: {a < b}, [1].", "\n Well", f"Like {wrong.removeprefix('<|python_tag|>')}"]
     for text in (*texts, allowed, call.format("g", '"any"'), f"{allowed}; {allowed.removeprefix('<|python_tag|>')}"):
         assert matches(found[0], tokenizer, text), text
     for text in (*texts, "<|python_tag|>print(1)"):
-        assert not read_calls(use, text), "the parser takes it for text too"
+        assert not collected(format, tools, text).calls, "the parser takes it for text too"
     for text in (
         wrong,
         call.format("h", 1),
@@ -263,19 +253,18 @@ def test_a_strict_function_of_a_format_without_a_mark_is_called_by_its_schema_or
         f"<|python_tag|> {wrong}",
     ):
         assert not matches(found[0], tokenizer, text), text
-    assert [(made.name, made.arguments.replace(" ", "")) for made in read_calls(use, allowed)] == [("f", '{"a":1}')]
-    single, _ = use_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
-    once = single.grammar(model, None)
+    assert [(made.name, made.arguments.replace(" ", "")) for made in collected(format, tools, allowed).calls] == [
+        ("f", '{"a":1}')
+    ]
+    _, once = tools_of(format, tools=STRICT, tokenizer=tokenizer, parallel_tool_calls=False)
     assert once is not None
     assert not matches(once[0], tokenizer, f"{allowed}; {allowed}")
 
 
 def test_a_format_without_a_mark_enforces_nothing_unless_a_function_is_strict() -> None:
     for fields in ({"tool_choice": "required"}, {"tool_choice": named("f")}):
-        use, model = use_of(PlainJson(), tools=STRICT, **fields)
-        assert use.grammar(model, None) is not None
-    use, model = use_of(PlainJson())
-    assert use.grammar(model, None) is None, "no function is strict"
+        assert tools_of(PlainJson(), tools=STRICT, **fields)[1] is not None
+    assert tools_of(PlainJson())[1] is None, "no function is strict"
 
 
 @pytest.mark.parametrize(
@@ -294,15 +283,13 @@ def test_functions_of_responses_are_strict_by_default_where_the_format_can_enfor
     model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format))
     tool = {"type": "function", "name": "f", "parameters": COUNT, **given}
     chat = ResponseRequest.model_validate({"input": "a", "tools": [tool], **fields}).chat()
-    use = ToolUse.of(chat, model)
-    assert use is not None
-    assert [offered.strict for offered in use.offered] == [is_strict]
-    assert (use.grammar(model, None) is not None) == is_strict
-    assert "strict" not in use.tools[0]["function"] or given.get("strict") is False, "the prompt stays as it is"
+    tools = offered_tools(chat, model)
+    assert [offered.strict for offered in tools] == [is_strict]
+    assert (tools_grammar(tools, model) is not None) == is_strict
+    (shown,) = chat.tools or []
+    assert "strict" not in shown.for_template()["function"] or given.get("strict") is False, "the prompt stays as it is"
     direct = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, **fields})
-    plain = ToolUse.of(direct, model)
-    assert plain is not None
-    assert not plain.offered[0].strict, "chat completions have the other default"
+    assert not offered_tools(direct, model)[0].strict, "chat completions have the other default"
 
 
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
@@ -315,17 +302,16 @@ def function(name: str, parameters: dict[str, Any], **fields: Any) -> dict[str, 
     return {"type": "function", "name": name, "parameters": parameters, **fields}
 
 
-async def constrained(format: Any, **fields: Any) -> tuple[ToolUse, Any]:
+async def enforced(format: Any, **fields: Any) -> tuple[Tools, Any]:
     """Return the tools of a request to /v1/responses as far as they are enforced, and their grammar."""
     checker = GrammarChecker(TOKENIZER)
     model = cast(ServedModel, SimpleNamespace(tokenizer=TOKENIZER, tool_format=format, grammars=checker))
-    use = ToolUse.of(ResponseRequest.model_validate({"input": "a", **fields}).chat(), model)
-    assert use is not None
+    body = ResponseRequest.model_validate({"input": "a", **fields}).chat()
     try:
-        enforced, found = await use.constrain(model, None)
+        tools, found = await constrained(offered_tools(body, model), model, body.max_calls, None)
     finally:
         checker.close()
-    return enforced, found and found[0]
+    return tools, found and found[0]
 
 
 @pytest.mark.parametrize("odd", [UNIQUE, AHEAD, BOUNDARY, {"not": {"required": ["b"]}}])
@@ -334,8 +320,8 @@ async def test_functions_of_responses_are_strict_by_default_only_where_their_sch
     odd: dict[str, Any], choice: str
 ) -> None:
     tools = [function("odd", odd), function("f", COUNT)]
-    use, grammar = await constrained(Hermes(), tools=tools, tool_choice=choice)
-    assert [tool.strict for tool in use.offered] == [False, True]
+    offered, grammar = await enforced(Hermes(), tools=tools, tool_choice=choice)
+    assert [tool.strict for tool in offered] == [False, True]
     call = CALLS[0][2]
     assert matches(grammar, TOKENIZER, call.format("f", 1))
     assert not matches(grammar, TOKENIZER, call.format("f", '"x"'))
@@ -343,8 +329,8 @@ async def test_functions_of_responses_are_strict_by_default_only_where_their_sch
 
 
 async def test_large_schemas_that_are_strict_by_default_leave_the_request_unconstrained() -> None:
-    use, grammar = await constrained(Hermes(), tools=[function(name, LARGE) for name in "abcdef"])
-    assert [tool.strict for tool in use.offered] == [True] + [False] * 5
+    offered, grammar = await enforced(Hermes(), tools=[function(name, LARGE) for name in "abcdef"])
+    assert [tool.strict for tool in offered] == [True] + [False] * 5
     assert grammar is not None
 
 
@@ -361,7 +347,7 @@ async def test_a_function_that_must_be_strict_is_refused_by_name_if_its_schema_c
 ) -> None:
     for format in formats:
         with pytest.raises(RequestError, match=f"the parameters of odd: .*{message}") as raised:
-            await constrained(format, tools=[function("f", COUNT), function("odd", odd, strict=True)])
+            await enforced(format, tools=[function("f", COUNT), function("odd", odd, strict=True)])
         assert raised.value.param == "tools"
 
 
@@ -370,7 +356,7 @@ async def test_a_function_that_must_be_strict_is_refused_by_name_if_its_schema_c
     [{"properties": {"a": {"type": "integer"}}}, {"title": "F"}, {"$ref": "#/$defs/x", "$defs": {"x": COUNT}}],
 )
 async def test_arguments_are_an_object_although_the_schema_does_not_say_so(parameters: dict[str, Any]) -> None:
-    _, grammar = await constrained(Hermes(), tools=[function("f", parameters)], tool_choice="required")
+    _, grammar = await enforced(Hermes(), tools=[function("f", parameters)], tool_choice="required")
     call = CALLS[0][2].replace('{{"a": {}}}', "{}")
     assert matches(grammar, TOKENIZER, call.format("f", '{"a": 1}'))
     for arguments in ("[1,2]", "3", '"x"', "null"):

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen.core.request import FinishReason
-from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions, chat_choice
+from fastgen.server.openai.chat_choices import ChatChunkWriter, chat_choice
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.reasoning import ReasoningUse
 from fastgen.server.openai.response_api.output import Output
-from fastgen.server.openai.tool_calling import ToolUse
 from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.hermes import Hermes
@@ -27,30 +26,31 @@ from fastgen.text.tools.qwen3_coder import Qwen3Coder
 FORMATS: list[ToolFormat] = [Hermes(), Llama3Json(), PlainJson(), Mistral(), MistralArguments(), Qwen3Coder()]
 OFFERED = tuple(OfferedTool(name, {}) for name in ("f", "g"))
 BODY = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
+UNUSED: Any = None
 Said = tuple[str, str, list[tuple[str, str]], str | None]
 
 
-def options_for(format: ToolFormat, *, thinks: bool = False, max_calls: int | None = None) -> ChoiceOptions:
-    tools = ToolUse(format, [], (), OFFERED, max_calls)
-    unused: Any = None
-    reasoning = ReasoningUse(unused, ReasoningFormat(), Start.OPEN, None, True) if thinks else None
-    return ChoiceOptions(BODY, unused, tools, reasoning)
+def request_for(format: ToolFormat, *, thinks: bool = False, max_calls: int | None = None) -> RenderedRequest:
+    reasoning = ReasoningFormat() if thinks else None
+    return RenderedRequest(
+        requests=[], reasoning=reasoning, start=Start.OPEN, tool_format=format, tools=OFFERED, max_calls=max_calls
+    )
 
 
 def output_of(text: str, reason: FinishReason) -> Any:
-    return SimpleNamespace(text=text, finish_reason=reason, stop_reason=None, logprobs=None, token_ids=[])
+    return SimpleNamespace(as_delta=lambda: OutputDelta(text, finish_reason=reason), token_ids=[])
 
 
-def whole(text: str, options: ChoiceOptions, reason: FinishReason) -> Said:
-    choice = chat_choice(0, output_of(text, reason), options)
+def whole(text: str, rendered: RenderedRequest, reason: FinishReason) -> Said:
+    choice = chat_choice(0, output_of(text, reason), rendered, BODY, UNUSED)
     calls: Any = choice.message.tool_calls or []
     reasoning: Any = choice.message.reasoning or ""
     written = [(call.function.name, call.function.arguments) for call in calls]
     return reasoning, choice.message.content or "", written, choice.finish_reason
 
 
-def streamed(pieces: list[str], options: ChoiceOptions, reason: FinishReason) -> Said:
-    writer, output = ChatChunkWriter(0, options), output_of("", reason)
+def streamed(pieces: list[str], rendered: RenderedRequest, reason: FinishReason) -> Said:
+    writer, output = ChatChunkWriter(0, rendered, BODY, UNUSED), output_of("", reason)
     reasoning, content, calls, last = "", "", list[list[str]](), None
     for place, piece in enumerate(pieces):
         is_last = place == len(pieces) - 1
@@ -66,12 +66,12 @@ def streamed(pieces: list[str], options: ChoiceOptions, reason: FinishReason) ->
     return reasoning, content, [(name, arguments) for name, arguments in calls], last
 
 
-def items(pieces: list[str], options: ChoiceOptions) -> list[tuple[str, str]]:
+def items(pieces: list[str], rendered: RenderedRequest) -> list[tuple[str, str]]:
     """Return the items of a response whose generation arrives in these pieces."""
-    built, output = Output(ChatChunkWriter(0, options)), output_of("", FinishReason.STOP)
+    built = Output(rendered)
     for place, piece in enumerate(pieces):
         is_last = place == len(pieces) - 1
-        built.add(OutputDelta(piece, finish_reason=FinishReason.STOP if is_last else None), output)
+        built.add(OutputDelta(piece, finish_reason=FinishReason.STOP if is_last else None))
     built.close("completed")
     written: list[Any] = built.items
     return [
@@ -131,22 +131,22 @@ TEXTS = st.builds(
 def test_a_stream_and_a_complete_choice_say_the_same(
     format: ToolFormat, text: str, thinks: bool, max_calls: int | None, reason: FinishReason, random: Any
 ) -> None:
-    options = options_for(format, thinks=thinks, max_calls=max_calls)
-    assert streamed(cut(text, random), options, reason) == whole(text, options, reason)
+    rendered = request_for(format, thinks=thinks, max_calls=max_calls)
+    assert streamed(cut(text, random), rendered, reason) == whole(text, rendered, reason)
 
 
 @settings(max_examples=500, deadline=None)
 @given(format=st.sampled_from(FORMATS), text=TEXTS, random=st.randoms(use_true_random=False))
 def test_a_streamed_response_has_the_items_of_the_complete_one(format: ToolFormat, text: str, random: Any) -> None:
-    options = options_for(format, thinks=True)
-    assert items(cut(text, random), options) == items([text], options)
+    rendered = request_for(format, thinks=True)
+    assert items(cut(text, random), rendered) == items([text], rendered)
 
 
 def test_text_before_and_after_a_call_is_two_messages_of_a_response() -> None:
     text = f"Let me see.\n<tool_call>{CALL}</tool_call>\nDone."
     expected = [("", "Let me see."), ("f", '{"a": 1}'), ("", "\nDone.")]
-    assert items([text], options_for(FORMATS[0])) == expected
-    assert items(list(text), options_for(FORMATS[0])) == expected
+    assert items([text], request_for(FORMATS[0])) == expected
+    assert items(list(text), request_for(FORMATS[0])) == expected
 
 
 ARGUMENTS = '{"a": [1, {"b": "}] </tool_call> [TOOL_CALLS] \\u007d"}]}'
@@ -170,10 +170,10 @@ SHAPES = [
 def test_brackets_too_many_and_marks_never_reach_the_client(
     format: ToolFormat, before: str, call: str, after: str, fault: str
 ) -> None:
-    options = options_for(format)
+    rendered = request_for(format)
     text = before + call % ARGUMENTS + fault + after
     for pieces in ([text], list(text)):
-        _, content, calls, reason = streamed([*pieces, ""], options, FinishReason.STOP)
+        _, content, calls, reason = streamed([*pieces, ""], rendered, FinishReason.STOP)
         assert (content, reason) == ("", "tool_calls")
         assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", json.loads(ARGUMENTS))]
 
@@ -188,7 +188,7 @@ def test_missing_brackets_end_neither_the_answer_nor_the_calls(
     again = f"<tool_call>{CALL}</tool_call>" if format is FORMATS[0] else ""
     text = before + written + after + again
     for pieces in ([text], list(text)):
-        _, content, calls, _ = streamed([*pieces, ""], options_for(format), FinishReason.STOP)
+        _, content, calls, _ = streamed([*pieces, ""], request_for(format), FinishReason.STOP)
         assert content == ""
         assert json.loads(calls[0][1]) == json.loads(arguments)
         assert len(calls) == 1 + bool(again)
@@ -211,7 +211,7 @@ def test_missing_brackets_end_neither_the_answer_nor_the_calls(
 )
 def test_text_after_a_call_is_content_without_the_calls_marks(format: ToolFormat, text: str, content: str) -> None:
     for pieces in ([text], list(text)):
-        _, shown, calls, _ = streamed([*pieces, ""], options_for(format), FinishReason.STOP)
+        _, shown, calls, _ = streamed([*pieces, ""], request_for(format), FinishReason.STOP)
         assert (shown, [json.loads(arguments) for _, arguments in calls]) == (content, [{"a": 1}]) or (
             format is FORMATS[5] and (shown, calls) == (content, [("f", '{"a": "1"}')])
         )

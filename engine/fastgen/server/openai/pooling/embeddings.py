@@ -17,10 +17,11 @@ from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer,
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.responses import ResponseHead, json_response
-from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.task import ServedTask
 from fastgen.server.serving.vectors import vector
+from fastgen.text.rendered_request import RenderedRequest
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -90,10 +91,10 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
     body.check()
     dimensions = body.num_dimensions(model.engine.info.hidden_size, model.task)
     with client_names(_ALIASES):
-        places = service.reserve(model, len(body.input), 1)
+        ids = service.reserve(model, len(body.input), 1)
         add_special_tokens = body.add_special_tokens is not False
         requests = await body.embedding_requests(body.input, model, "input", add_special_tokens=add_special_tokens)
-        handler = service.handler("embd", places, requests, OutputOptions())
+        handler = service.handler("embd", model, ids, RenderedRequest(requests=requests))
     return await while_connected(request, _complete(handler, name, body, dimensions, model.task))
 
 

@@ -20,9 +20,10 @@ from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, P
 from fastgen.server.openai.responses import ResponseHead, json_response
 from fastgen.server.serving.encoding import encode, encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.request_handler import OutputOptions, RequestHandler
+from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.vectors import probability_of_yes, similarity, vector
+from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.reranker import ENDING, beginning
 
 router = APIRouter(route_class=JSONRoute)
@@ -161,13 +162,13 @@ async def _respond(
     if body.instruction is not None and not is_reranker:
         raise field_error("instruction", "this server scores by similarity; put it into the text")
     with client_names({"prompt": body.params[1], "deadline_seconds": "timeout"}):
-        places = service.reserve(model, len(pairs) if is_reranker else len(first) + len(second), 1)
+        ids = service.reserve(model, len(pairs) if is_reranker else len(first) + len(second), 1)
         if is_reranker:
             requests = await _questions(body, model, pairs)
         else:
             requests = await body.embedding_requests(first, model, body.params[0])
             requests += await body.embedding_requests(second, model, body.params[1])
-        handler = service.handler(id_prefix, places, requests, OutputOptions())
+        handler = service.handler(id_prefix, model, ids, RenderedRequest(requests=requests))
 
     async def complete() -> Response:
         with handler:

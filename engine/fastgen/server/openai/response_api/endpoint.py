@@ -13,7 +13,6 @@ from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import admit_chat, chat_usage
-from fastgen.server.openai.chat_choices import ChatChunkWriter, ChoiceOptions
 from fastgen.server.openai.response_api.objects import ItemStatus, Response, ResponseError, begun_response, finished
 from fastgen.server.openai.response_api.output import ItemEvent, Output
 from fastgen.server.openai.response_api.request import ALIASES, ResponseRequest
@@ -33,34 +32,33 @@ async def create_response(body: ResponseRequest, request: Request) -> HTTPRespon
     name = service.check_model(body.model)
     with client_names(ALIASES):
         chat = await off_loop(body.chat)
-        handler, options = await admit_chat(service, chat, "resp")
-    begun = begun_response(body, handler, name, options)
+        handler = await admit_chat(service, chat, "resp")
+    begun = begun_response(body, handler, name)
     if body.stream:
-        return TokenStream(handler, _StreamEvents(handler, options, begun))
-    return await while_connected(request, _complete(handler, options, begun))
+        return TokenStream(handler, _ResponseEvents(handler, begun))
+    return await while_connected(request, _complete(handler, begun))
 
 
-async def _complete(handler: RequestHandler, options: ChoiceOptions, begun: Response) -> HTTPResponse:
+async def _complete(handler: RequestHandler, begun: Response) -> HTTPResponse:
     with handler:
         (output,) = await handler.finish()
-    written = Output(ChatChunkWriter(0, options))
-    written.add(output.as_delta(), output)
-    complete = finished(begun, chat_usage(handler, options), written.finish_reason)
+    written = Output(handler.rendered)
+    written.add(output.as_delta())
+    complete = finished(begun, chat_usage(handler), written.finish_reason)
     written.close("completed" if complete.status == "completed" else "incomplete")
     return json_response(msgspec.structs.replace(complete, output=written.items))
 
 
-class _StreamEvents:
+class _ResponseEvents:
     """Encodes the events of a stream, and numbers them.
 
     The last event says that the stream has ended, so no end mark follows.
     """
 
-    def __init__(self, handler: RequestHandler, options: ChoiceOptions, begun: Response) -> None:
+    def __init__(self, handler: RequestHandler, begun: Response) -> None:
         self._handler = handler
-        self._options = options
         self._begun = begun
-        self._output = Output(ChatChunkWriter(0, options))
+        self._output = Output(handler.rendered)
         self._number = 0
 
     def begin(self) -> bytes:
@@ -68,10 +66,11 @@ class _StreamEvents:
         return self._encode([ItemEvent(kind, {"response": self._begun}) for kind in kinds])
 
     def delta(self, index: int, delta: OutputDelta) -> bytes:
-        return self._encode(self._output.add(delta, self._handler.outputs[index]))
+        del index  # there is one generation
+        return self._encode(self._output.add(delta))
 
     def end(self) -> bytes:
-        response = finished(self._begun, chat_usage(self._handler, self._options), self._output.finish_reason)
+        response = finished(self._begun, chat_usage(self._handler), self._output.finish_reason)
         return self._end(response, "completed" if response.status == "completed" else "incomplete")
 
     def fail(self, error: APIError) -> bytes:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from fastgen.server.openai.chat_choices import ChoiceOptions
 from fastgen.server.openai.response_api.request import ResponseRequest
 from fastgen.server.openai.responses import CompletionTokensDetails, CompletionUsage
 from fastgen.server.serving.request_handler import RequestHandler
@@ -141,9 +140,9 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def begun_response(body: ResponseRequest, handler: RequestHandler, name: str, options: ChoiceOptions) -> Response:
+def begun_response(body: ResponseRequest, handler: RequestHandler, name: str) -> Response:
     """Return the response of the model `name` before its generation has begun."""
-    strict = {} if options.tools is None else {tool.name: tool.strict for tool in options.tools.offered}
+    strict = {tool.name: tool.strict for tool in handler.rendered.tools}
     sampling, text_format = handler.outputs[0].request.sampling, body.text or {"type": "text"}
     if text_format["type"] == "json_schema":
         text_format = {"name": "schema", **text_format}

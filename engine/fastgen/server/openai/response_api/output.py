@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fastgen.server.openai.chat_choices import ChatChunkWriter
+from fastgen.server.openai.chat_choices import call_id, chat_finish_reason
 from fastgen.server.openai.response_api.objects import (
     FunctionCallItem,
     Item,
@@ -19,8 +19,10 @@ from fastgen.server.openai.response_api.objects import (
     ReasoningText,
     new_id,
 )
-from fastgen.server.openai.responses import Delta, ToolCallDelta
-from fastgen.text.request_output import OutputDelta, RequestOutput
+from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent, Reasoning
+from fastgen.text.output_parser import OutputParser
+from fastgen.text.rendered_request import RenderedRequest
+from fastgen.text.request_output import OutputDelta
 
 # Events of the text of an item, by the item's type.
 _TEXT_EVENTS = {
@@ -46,24 +48,20 @@ class Output:
     Attributes:
         items: the closed items.
         finish_reason: why the generation ended, as in chat completions; None before.
-
-    Args:
-        writer: of the choice whose deltas become items.
     """
 
-    def __init__(self, writer: ChatChunkWriter) -> None:
+    def __init__(self, rendered: RenderedRequest) -> None:
         self.items: list[Item] = []
         self.finish_reason: str | None = None
-        self._writer = writer
+        self._rendered = rendered
+        self._parser = OutputParser(rendered)
         self._open: Item | None = None
         self._pieces: list[str] = []
 
-    def add(self, delta: OutputDelta, output: RequestOutput) -> list[ItemEvent]:
-        """Add a delta of `output` and return its events."""
-        events: list[ItemEvent] = []
-        for chunk in self._writer.write(delta, output):
-            self.finish_reason = chunk.finish_reason
-            events += self._changes(chunk.delta)
+    def add(self, delta: OutputDelta) -> list[ItemEvent]:
+        """Add a delta of the generation and return its events."""
+        events = [change for event in self._parser.push(delta) for change in self._changes(event)]
+        self.finish_reason = chat_finish_reason(self._parser, delta)
         return events
 
     def close(self, status: ItemStatus) -> list[ItemEvent]:
@@ -71,13 +69,17 @@ class Output:
         is_cut = self.finish_reason == "stop" and isinstance(self._open, FunctionCallItem)
         return list(self._close("incomplete" if is_cut else status))
 
-    def _changes(self, delta: Delta) -> Iterator[ItemEvent]:
-        if delta.reasoning:
-            yield from self._text(delta.reasoning, ReasoningItem)
-        if delta.content:
-            yield from self._text(delta.content, MessageItem)
-        for call in delta.tool_calls or ():
-            yield from self._call(call)
+    def _changes(self, event: OutputEvent) -> Iterator[ItemEvent]:
+        match event:
+            case Reasoning(text):
+                if self._rendered.include_reasoning:
+                    yield from self._text(text, ReasoningItem)
+            case Content(text):
+                yield from self._text(text, MessageItem)
+            case CallBegun(_, name):
+                yield from self._begin(FunctionCallItem(new_id("fc"), call_id(self._rendered), name, "", "in_progress"))
+            case CallArguments(_, text):
+                yield self._delta(text)
 
     def _text(self, text: str, kind: type[ReasoningItem] | type[MessageItem]) -> Iterator[ItemEvent]:
         if not isinstance(self._open, kind):
@@ -85,13 +87,6 @@ class Output:
             yield from self._begin(item)
             yield self._part_event("response.content_part.added", part=_part(item, ""))
         yield self._delta(text)
-
-    def _call(self, call: ToolCallDelta) -> Iterator[ItemEvent]:
-        if call.id is not None:
-            name = call.function.name or ""
-            yield from self._begin(FunctionCallItem(new_id("fc"), call.id, name, "", "in_progress"))
-        if call.function.arguments:
-            yield self._delta(call.function.arguments)
 
     def _begin(self, item: Item) -> Iterator[ItemEvent]:
         yield from self._close("completed")

@@ -1,13 +1,21 @@
-"""Events of a tool-call parser."""
+"""What the text of a generation means, piece by piece: reasoning, content and tool calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The next piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
-    """Content: text that is not part of a call."""
+    """The next piece of the content: text that is neither reasoning nor part of a call."""
 
     text: str
 
@@ -28,11 +36,11 @@ class CallArguments:
     text: str
 
 
-ToolEvent = Content | CallBegun | CallArguments
+OutputEvent = Reasoning | Content | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
-class ToolCall:
+class CollectedCall:
     """One complete call."""
 
     name: str
@@ -40,22 +48,31 @@ class ToolCall:
 
 
 class Collected:
-    """A complete generation: its content and its calls in order."""
+    """A complete generation: its reasoning, its content and its calls in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: Iterable[OutputEvent] = ()) -> None:
+        self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: dict[int, CollectedCall] = {}
+        self.take(events)
 
-    def take(self, events: list[ToolEvent]) -> None:
+    def take(self, events: Iterable[OutputEvent]) -> None:
         """Add events in order."""
         for event in events:
             match event:
+                case Reasoning(text):
+                    self._reasoning.append(text)
                 case Content(text):
                     self._content.append(text)
                 case CallBegun(index, name):
-                    self._calls[index] = ToolCall(name)
+                    self._calls[index] = CollectedCall(name)
                 case CallArguments(index, text):
                     self._calls[index].arguments += text
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning."""
+        return "".join(self._reasoning)
 
     @property
     def content(self) -> str:
@@ -63,6 +80,6 @@ class Collected:
         return "".join(self._content)
 
     @property
-    def calls(self) -> list[ToolCall]:
+    def calls(self) -> list[CollectedCall]:
         """The calls."""
         return [self._calls[index] for index in sorted(self._calls)]

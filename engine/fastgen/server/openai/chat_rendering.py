@@ -1,0 +1,127 @@
+"""A chat request as the engine and the parsers of its output get it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fastgen.config import ConfigError
+from fastgen.core.request import Grammar
+from fastgen.server.http.off_loop import off_loop
+from fastgen.server.openai.fields.types import field_error
+from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.reasoning import reasoned, start_of, template_variables
+from fastgen.server.openai.tool_calling import Tools, constrained, described, offered_tools
+from fastgen.server.serving.encoding import encode_bad_words, encode_rendered
+from fastgen.server.serving.held_memory import most_logprob_tokens
+from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.text.chat import ChatTemplate, ChatTemplateError
+from fastgen.text.reasoning import Start
+from fastgen.text.rendered_request import RenderedRequest
+
+
+async def rendered_chat(body: ChatRequest, model: ServedModel) -> RenderedRequest:
+    """Return what to generate for a conversation, and what the output means.
+
+    Raises:
+        RequestError: if the model cannot serve it.
+        APIError: if grammars cannot be checked now.
+    """
+    tools, prompt, start = await off_loop(_prepared, body, model)
+    tools, grammar = await _constrained(body, model, tools, start)
+    model.prompt_size_limit.check(prompt, "messages")
+    tokens = await encode_rendered(
+        model.tokenizer, model.guarded, prompt, "messages", add_special_tokens=bool(body.add_special_tokens)
+    )
+    request = body.prompt_request(
+        tokens,
+        model,
+        min(
+            model.generation_defaults.get("max_tokens", math.inf),
+            most_logprob_tokens(body.num_logprobs, body.num_choices),
+        ),
+        logprobs=body.num_logprobs,
+        grammar=grammar,
+        bad_words=await encode_bad_words(body.bad_words, model.tokenizer),
+    )
+    return body.rendered(
+        [request],
+        reasoning=model.reasoning_format,
+        start=start,
+        include_reasoning=body.include_reasoning is not False,
+        tool_format=model.tool_format if tools else None,
+        tools=tools,
+        max_calls=body.max_calls,
+    )
+
+
+def chat_prompt(body: ChatRequest, model: ServedModel, tools: Tools) -> str:
+    """Render the conversation with the model's chat template.
+
+    Raises:
+        RequestError: if there is no chat template, or the template rejects the messages.
+    """
+    template = _chat_template(body, model)
+    messages = [message.for_template() for message in body.messages]
+    functions = [tool.for_template() for tool in body.tools or []] if tools else None
+    source = template.tool_source if tools else template.source
+    if "developer" not in source:  # OpenAI's newer name of the system role
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    variants = [messages]
+    if functions is not None and not template.takes_tools:
+        variants = described(messages, functions, model.tool_format)
+    context: dict[str, Any] = {
+        "tools": functions,
+        "documents": body.documents,
+        "variables": template_variables(body, source),
+        "control": model.control,
+    }
+    for conversation in variants:
+        try:
+            if body.continue_final_message:
+                return template.render_unfinished(conversation, **context)
+            return template.render(conversation, add_generation_prompt=body.opens_reply, **context)
+        except ChatTemplateError as error:
+            rejection = error
+    raise field_error("messages", f"the model's chat template rejects them: {rejection}") from rejection
+
+
+def _chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:
+    """Return the request's chat template if it has one, otherwise the model's.
+
+    Raises:
+        RequestError: if the request's template is not valid Jinja, or there is none.
+    """
+    template = model.tokenizer.chat_template
+    if body.chat_template is None:
+        if template is None:
+            raise field_error("messages", "this model has no chat template; use /v1/completions")
+        return template
+    try:
+        return ChatTemplate(body.chat_template, {}) if template is None else template.replaced(body.chat_template)
+    except ConfigError as error:
+        raise field_error("chat_template", str(error).removeprefix("chat template: ")) from None
+
+
+def _prepared(body: ChatRequest, model: ServedModel) -> tuple[Tools, str, Start]:
+    tools = offered_tools(body, model)
+    prompt = chat_prompt(body, model, tools)
+    return tools, prompt, start_of(body, model, prompt)
+
+
+async def _constrained(
+    body: ChatRequest, model: ServedModel, tools: Tools, start: Start
+) -> tuple[Tools, Grammar | None]:
+    """Return the tools as far as they are enforced, and the grammar of the output."""
+    structure, format = body.structure(), model.reasoning_format
+    if tools:
+        # Reasoning that a generation may open must not match as the text before a call.
+        excluded = [format.opening] if format is not None and start is Start.OPEN else []
+        tools, structure = await constrained(tools, model, body.max_calls, structure, excluded)
+    else:
+        await model.grammars.checked(structure)
+    answer, field = structure or (None, "thinking_token_budget")
+    grammar = reasoned(answer, body, model, start)
+    if grammar is not None and format is not None:
+        await model.grammars.check(grammar, field)
+    return tools, grammar

@@ -17,12 +17,9 @@ specifications need no change, and real images run next to it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster import gpus
@@ -31,6 +28,7 @@ from cluster.caches import cache_folder
 from cluster.commands import run
 from cluster.images import REPOSITORY
 from cluster.nodefiles import Mount
+from fastgen.kernels.cpu.environment import source_digest
 
 NAME = "docker.io/library/fastgen-engine:host"
 HOST = Path("/fastgen-bed")
@@ -104,37 +102,11 @@ def model_file() -> Path:
 
 
 def kernels_folder() -> Path:
-    """Return the folder of the engine's compiled kernels, which has a folder per version of their source."""
-    digest = hashlib.sha256(f"{HOST} {sys.version}".encode())
-    for path in sorted((SOURCE / "fastgen" / "kernels" / "cpu").rglob("*.py")):
-        # The compiler's cache index uses a file's modification time, not its content.
-        digest.update(f"{path.name} {path.stat().st_mtime_ns}".encode() + path.read_bytes())
-    return cache_folder("bed-kernels") / digest.hexdigest()[:12]
+    """Return the folder of the engine's compiled kernels; engines outside of pods use it too."""
+    return cache_folder("kernels") / source_digest()
 
 
 def ensure_kernels(say: Callable[[str], None]) -> None:
-    """Compile the engine's CPU kernels if necessary, which saves each pod half a minute."""
-    folder = kernels_folder()
-    done = folder / "done"
-    if done.exists():
-        return
-    say("compiling the engine's CPU kernels (once)")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _same_path_as_in_pods() as source:
-        environment = {**os.environ, "PYTHONPATH": str(source)}
-        run([sys.executable, "-m", "fastgen.kernels.cpu.build", folder], environment=environment)
-    done.touch()
-
-
-@contextmanager
-def _same_path_as_in_pods() -> Iterator[Path]:
-    """Link the source folder at its path in pods: the cache of compiled code depends on the source path."""
-    link = HOST / SOURCE.name
-    HOST.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(SOURCE)
-    try:
-        yield link
-    finally:
-        link.unlink()
-        HOST.rmdir()
+    """Compile the engine's CPU kernels that are not compiled yet, which saves each engine half a minute."""
+    say("compiling the engine's CPU kernels, unless an earlier run has")
+    run([sys.executable, "-m", "fastgen.kernels.cpu.build", kernels_folder()])

@@ -95,19 +95,21 @@ def test_read_only_folders_are_skipped() -> None:
 
 @pytest.mark.slow
 def test_prebuilt_kernels_are_copied_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prebuilt, cache = tmp_path / "prebuilt", tmp_path / "cache"
+    """By a copy of the code too: another environment or clone, or the same folder mounted into a pod."""
+    prebuilt, cache, code = tmp_path / "prebuilt", tmp_path / "cache", tmp_path / "code"
     modules = ["matmul.float32"]  # all that KERNEL needs; the others take a minute
     command = [sys.executable, "-m", "fastgen.kernels.cpu.build", str(prebuilt), *modules]
     subprocess.run(command, check=True, timeout=250, capture_output=True)
     assert build.is_built(prebuilt, modules)
     assert not build.is_built(prebuilt), "modules that were not compiled count as built"
     assert not build.is_built(cache, modules)
-    before = {path.name for path in prebuilt.rglob("*.nb?")}
-    out = run(KERNEL, NUMBA_CACHE_DIR=str(cache), FASTGEN_KERNEL_CACHE=str(prebuilt))
+    before = {path.relative_to(prebuilt) for path in prebuilt.rglob("*.nb?")}
+    shutil.copytree(Path(environment.__file__).parents[2], code / "fastgen")
+    out = run(KERNEL, NUMBA_CACHE_DIR=str(cache), FASTGEN_KERNEL_CACHE=str(prebuilt), PYTHONPATH=str(code))
     assert out == "{5.0}\n"
     assert build.is_built(cache, modules)
     # Nothing was compiled: numba would have added files.
-    assert {path.name for path in cache.rglob("*.nb?")} == before
+    assert {path.relative_to(cache) for path in cache.rglob("*.nb?")} == before
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache))
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.delitem(sys.modules, "numba")

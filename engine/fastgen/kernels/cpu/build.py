@@ -54,14 +54,15 @@ def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
 
 
 def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
-    """Compile all modules into `folder`."""
+    """Compile the modules that `folder` lacks into it."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     os.environ.pop(environment.PREBUILT, None)
     environment.prepare()
     for module in modules:
-        importlib.import_module(f"{__package__}.{module}")
-        (folder / _marker(module)).touch()
+        if not is_built(folder, [module]):
+            importlib.import_module(f"{__package__}.{module}")
+            (folder / _marker(module)).touch()
 
 
 def _marker(module: str) -> str:
@@ -70,7 +71,6 @@ def _marker(module: str) -> str:
 
     parts = [
         environment.source_digest(),
-        str(Path(__file__).parent),  # numba's cache is keyed by the path of the source
         version("numba"),
         version("llvmlite"),
         platform.python_version(),

@@ -113,7 +113,7 @@ def source_digest() -> str:
 def _is_writable(folder: Path) -> bool:
     """Return whether only this user can write to a folder, because compiled code is loaded from it."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
         status = folder.stat()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from fastgen.kernels.cpu import environment
 
 environment.prepare()
+os.environ.setdefault("NUMBA_CACHE_LOCATOR_CLASSES", f"{__name__}.PackageLocator,UserProvidedCacheLocator")
 
 import numba  # noqa: E402  (reads the environment when it is imported)
+import numba.core.caching  # noqa: E402
 import numba.core.cgutils  # noqa: E402
 import numba.extending  # noqa: E402
 
@@ -19,6 +22,8 @@ prange = numba.prange
 types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic  # for functions that emit LLVM code themselves, with `lowering`
 lowering: Any = numba.core.cgutils
+
+_PACKAGE = Path(__file__).parent
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +35,24 @@ _FLOAT32, _BFLOAT16 = "f4", "i2"
 # meet infinities (overflowed exponentials, scores of 1e38). With `arcp`, `ninf` and `nnan` LLVM divides by an estimate
 # of the reciprocal and a Newton step, which makes NaN of a division by infinity.
 _OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": "numpy"}
+
+
+class PackageLocator(numba.core.caching.UserProvidedCacheLocator):
+    """Names a kernel's folder in numba's cache by its place in this package, not by its path on this machine.
+
+    So all copies of the same source share compiled kernels: environments, clones, and pods that mount another path.
+    https://numba.readthedocs.io/en/stable/reference/envvars.html#envvar-NUMBA_CACHE_LOCATOR_CLASSES
+    """
+
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        return "_".join(Path(py_file).parent.relative_to(_PACKAGE.parent).parts)
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> Any:
+        """Return None for a function outside the package: numba then takes the next class."""
+        make: Any = super().from_function
+        return make(py_func, py_file) if Path(py_file).is_relative_to(_PACKAGE) else None
 
 
 def kernel(signature: str) -> Callable[[Function], Function]:

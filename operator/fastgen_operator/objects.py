@@ -58,6 +58,13 @@ def template_digest(workload: Object) -> str:
     return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
 
 
+def live_template(workload: Object) -> Object:
+    """Return the pod template of a live workload as it can be applied again."""
+    template = workload["spec"]["template"]
+    metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
+    return {"metadata": metadata, "spec": template["spec"]}
+
+
 def version_of(obj: Object) -> int:
     """Return the object's resource version."""
     return int(obj["metadata"]["resourceVersion"])

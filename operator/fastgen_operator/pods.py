@@ -15,6 +15,8 @@ from fastgen_operator.objects import TEMPLATE_LABEL, annotations_of, condition_o
 _OVERDUE: Final = timedelta(seconds=60)
 _KUEUE: Final = "kueue.x-k8s.io/"
 ENGINE_CONTAINER: Final = "engine"
+FETCH_CONTAINER: Final = "fetch"
+HTTP_PORT: Final = 8000
 # Reasons of a waiting container whose image the kubelet cannot pull.
 IMAGE_PULL_REASONS: Final = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ import yaml
 
 from cluster.commands import CommandError, run
 from cluster.controlplane import ControlPlane
-from fastgen_operator.children.service import build_pod_monitor
 from fastgen_operator.kinds import FASTGEN, POD_MONITOR
 from fastgen_operator.kube.transport import ApiServer
 from harness.chart import CHART, SERVICE_ACCOUNT, Helm
 from harness.definitions import POD_MONITOR_CRD
+from harness.objects import PLATFORM, manifest
 from harness.space import resource
 from harness.user import refusal, server_of
 from support.namespace import MERGE, Object
@@ -119,7 +120,7 @@ def test_the_operator_gives_prometheus_no_credentials(plane: ControlPlane, helm:
             plane.kubectl("wait", "--for=condition=Established", f"crd/{crd}", "--timeout=30s")
         plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(resource()))
         owner = json.loads(plane.kubectl("get", "--namespace", "shared", "fgd/chat", "--output=json"))
-        monitor = build_pod_monitor(owner, {})
+        monitor = manifest(POD_MONITOR, owner, replace(PLATFORM, optional_kinds=frozenset({POD_MONITOR})))
         endpoint = monitor["spec"]["podMetricsEndpoints"][0]
         server = _operator(plane, "one")
 

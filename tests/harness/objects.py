@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from fastgen_operator.api import Spec
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.platform import PodSettings
-from fastgen_operator.children.pod import build_pod_spec
-from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Object
+from fastgen_operator.children import Children, build_children
+from fastgen_operator.children.desired import Desired
+from fastgen_operator.children.platform import Platform, PodSettings
+from fastgen_operator.children.pod import build_pod
+from fastgen_operator.children.template import build_template
+from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Kind, Object
 from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.plan import desired_state
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod
 from harness.space import resource
 
 UID = "uid-of-chat"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-ANY_TEMPLATE = PodSettings(pod_template="any")
+PLATFORM = Platform("engine:test")
+ANY_TEMPLATE = replace(PLATFORM, pods=PodSettings(pod_template="any"))
 
 
 def stored(name: str = "chat", *, generation: int = 1, **spec: Any) -> Object:
@@ -33,11 +38,32 @@ def spec_of(obj: Object) -> Spec:
     return Spec.model_validate(obj["spec"])
 
 
+def desired_of(owner: Object, platform: Platform = PLATFORM, **changes: Any) -> Desired:
+    """Return what the resource's children are built from, before any of them exists."""
+    return replace(desired_state(situation(Observed(owner)), platform), **changes)
+
+
+def manifests(owner: Object, platform: Platform = PLATFORM, **changes: Any) -> Children:
+    """Return the manifests of the resource's children; `changes` are those of what they are built from."""
+    desired = desired_of(owner, platform, **changes)
+    return build_children(desired, build_template(desired))
+
+
+def manifest(kind: Kind, owner: Object, platform: Platform = PLATFORM, **changes: Any) -> Object:
+    """Return the manifest of the only child of that kind."""
+    (found,) = [each for of, each in manifests(owner, platform, **changes) if of == kind]
+    return found
+
+
+def pod_template(owner: Object, platform: Platform = PLATFORM) -> Object:
+    """Return the pod template of the resource."""
+    found: Object = manifest(DEPLOYMENT, owner, platform)["spec"]["template"]
+    return found
+
+
 def deployment(owner: Object, *, revision: int = 1, observed: bool = True, **status: Any) -> Object:
     """Return the Deployment of the resource; keywords set its status."""
-    spec = spec_of(owner)
-    replicas = situation(Observed(owner)).desired_replicas
-    built = build_deployment(owner, spec, "engine:test", replicas, ANY_TEMPLATE)
+    built = manifest(DEPLOYMENT, owner, ANY_TEMPLATE)
     metadata = {
         **built["metadata"],
         "uid": "uid-of-deployment",
@@ -70,7 +96,7 @@ def pod(
         conditions.append({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": scheduled})
     labels = {"pod-template-hash": template}
     metadata = {"name": f"chat-{template}-{name}", "uid": f"uid-of-{name}", "resourceVersion": "1", "labels": labels}
-    spec = build_pod_spec("chat", spec_of(stored(resources={"limits": {"memory": "2Gi"}})), "engine:test")
+    spec = build_pod(desired_of(stored(resources={"limits": {"memory": "2Gi"}})))["spec"]
     node = {"nodeName": "n1"} if scheduled == "True" else {}
     return {"metadata": metadata, "spec": {**spec, **node}, "status": {"conditions": conditions, **status}}
 

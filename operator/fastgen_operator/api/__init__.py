@@ -4,9 +4,8 @@ The CRD is generated from them (`crd.py`), and resources are parsed with them. E
 bounds and help text from `fastgen.config`. Every field has an effect.
 """
 
-from fastgen_operator.api.engine import OPERATOR_FLAGS
 from fastgen_operator.api.model import DOWNLOADED
 from fastgen_operator.api.scheduling import Scheduling
 from fastgen_operator.api.spec import NAME_LIMIT, PodTemplate, Spec
 
-__all__ = ["DOWNLOADED", "NAME_LIMIT", "OPERATOR_FLAGS", "PodTemplate", "Scheduling", "Spec"]
+__all__ = ["DOWNLOADED", "NAME_LIMIT", "PodTemplate", "Scheduling", "Spec"]

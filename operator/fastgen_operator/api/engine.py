@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from fastgen.config import DEFAULT_TOKEN_BUDGET
 from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rule, setting_field
 
-# The flags that `children/pod.py` sets; extraArgs must not repeat them. It relies on the default of --host.
-OPERATOR_FLAGS: tuple[str, ...] = (
-    *("--host", "--port", "--served-model-name"),
-    *(
-        engine_setting(name).flag
+# The settings that the operator passes to the engine, by their flags in the order of the command line. Most are fields
+# of `Engine` and `KVCache` with the same name: see `children/pod.py`.
+PASSED_SETTINGS: Final = {
+    "--port": "port",
+    "--served-model-name": "served_model_name",
+    **{
+        engine_setting(name).flag: name
         for name in (
-            *("device", "dtype", "token_budget", "inter_token_target", "max_sequences", "max_model_length"),
-            *("block_size", "memory_percent", "swap_space", "prefix_caching", "max_queued_requests"),
-            *("drain_seconds", "api_key_file"),
+            *("device", "dtype", "token_budget", "max_sequences", "max_model_length", "block_size", "memory_percent"),
+            *("swap_space", "max_queued_requests", "drain_seconds", "inter_token_target", "api_key_file"),
+            "prefix_caching",
         )
-    ),
-    "--no-prefix-caching",
-)
+    },
+}
+# extraArgs must not contain these. Probes and Services rely on the default of --host.
+_RESERVED_FLAGS: Final = ("--host", *PASSED_SETTINGS, "--no-prefix-caching")
 
 
 def _block_sizes() -> str:
@@ -64,10 +67,10 @@ class Engine(ApiModel):
         (
             # Prefixes are rejected too, because argument parsers expand an unambiguous prefix to the full flag.
             "!has(self.extraArgs) || self.extraArgs.all(a, !["
-            + ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
+            + ", ".join(f"'{flag}'" for flag in _RESERVED_FLAGS)
             + "].exists(f, f.startsWith(a.split('=')[0])))",
             "spec.engine.extraArgs must not contain a flag that the operator sets, or a prefix of one: use the "
-            f"spec field instead of {', '.join(OPERATOR_FLAGS)}",
+            f"spec field instead of {', '.join(_RESERVED_FLAGS)}",
         ),
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None

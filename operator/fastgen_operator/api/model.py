@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, WithJsonSchema
@@ -18,6 +19,7 @@ from fastgen_operator.api.fields import (
 )
 from fastgen_operator.api.resources import within_limits
 
+DEFAULT_REVISION: Final = "main"
 _NAME: Final = "[A-Za-z0-9][-A-Za-z0-9._]*"
 # Scheme, pattern of what follows ://, examples, whether it is downloaded.
 _SCHEMES: Final = (
@@ -99,6 +101,16 @@ class Model(ApiModel):
     HF_TOKEN for hf:// sources; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_ENDPOINT_URL for s3://
     sources."""
     download: Download | None = None
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether it comes from a remote source."""
+        return self.source.startswith(DOWNLOADED)
+
+    @property
+    def address(self) -> str:
+        """The name of the folder for this source and revision."""
+        return hashlib.sha256(f"{self.source}\n{self.revision or DEFAULT_REVISION}".encode()).hexdigest()[:16]
 
 
 class Cache(ApiModel):

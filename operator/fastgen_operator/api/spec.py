@@ -145,6 +145,16 @@ class Spec(ApiModel):
         """Whether the autoscaler sets the number of replicas."""
         return self.autoscaling is not None and self.autoscaling.mode == "Auto"
 
+    @property
+    def is_preloaded(self) -> bool:
+        """Whether a Job downloads the model to a volume before pods are created for it."""
+        return self.model.is_downloaded and self.cache is not None and self.cache.preload
+
+    @property
+    def runs_on_one_node(self) -> bool:
+        """Whether all replicas must run on one node, because their volume is attached to one node at a time."""
+        return self.model.is_downloaded and self.cache is not None and self.cache.access_mode == "ReadWriteOnce"
+
     def has_minimum(self, replicas: int) -> bool:
         """Return whether the autoscaler sets the number of replicas, and this number reaches minReplicas."""
         return self.autoscaling is not None and self.is_autoscaled and replicas >= self.autoscaling.min_replicas

@@ -1,17 +1,15 @@
-"""Builders of the child objects: pure functions from a resource to manifests for server-side apply.
+"""Builders of the child objects: pure functions from the desired state to manifests for server-side apply.
 
 A manifest contains exactly the fields that the operator owns. Empty fields are omitted, because the API server drops
-them.
+them. The builders return what is special to a child; `Desired.child` adds what all children have.
 """
 
 from __future__ import annotations
 
-from fastgen_operator.api import Spec
 from fastgen_operator.children.deployment import build_deployment, build_disruption_budget
+from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.model_cache import build_claim
-from fastgen_operator.children.model_source import downloads_in_pods, is_downloaded, is_preloaded
-from fastgen_operator.children.network_policy import build_fetch_policy, build_network_policy, dns_egress
-from fastgen_operator.children.platform import Platform
+from fastgen_operator.children.network_policy import build_network_policies
 from fastgen_operator.children.service import (
     build_inference_pool,
     build_pod_monitor,
@@ -22,6 +20,7 @@ from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
     INFERENCE_POOL,
+    JOB,
     NETWORK_POLICY,
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
@@ -31,35 +30,30 @@ from fastgen_operator.kinds import (
     Object,
 )
 
+# A child's kind and manifest.
+Children = tuple[tuple[Kind, Object], ...]
 
-def build_children(owner: Object, spec: Spec, platform: Platform, replicas: int) -> tuple[tuple[Kind, Object], ...]:
-    """Build the children of a spec for `replicas` desired replicas, in the order in which they are applied.
 
-    Raises:
-        TemplateRefused: spec.podTemplate cannot be applied.
+def build_children(desired: Desired, template: Object | None, job: Object | None = None) -> Children:
+    """Build the children in the order in which they are applied.
+
+    Args:
+        template: the pod template; None for no Deployment yet.
+        job: the download to start, if any.
     """
-    children = (
+    cache = desired.spec.cache if desired.spec.model.is_downloaded else None
+    built = (
         # Pods need their ServiceAccount, Service and NetworkPolicy from the start: apply these before the Deployment.
-        (SERVICE_ACCOUNT, build_service_account(owner)),
-        (SERVICE, build_service(owner)),
-        *((NETWORK_POLICY, policy) for policy in _network_policies(owner, spec, platform)),
-        (POD_DISRUPTION_BUDGET, build_disruption_budget(owner, spec, replicas)),
-        (DEPLOYMENT, build_deployment(owner, spec, platform.engine_image, replicas, platform.pods)),
-        (POD_MONITOR, build_pod_monitor(owner, dict(platform.pod_monitor_labels))),
-        (INFERENCE_POOL, build_inference_pool(owner)),
+        (SERVICE_ACCOUNT, build_service_account()),
+        (SERVICE, build_service(desired)),
+        *((NETWORK_POLICY, policy) for policy in build_network_policies(desired)),
+        (POD_DISRUPTION_BUDGET, build_disruption_budget(desired)),
+        (DEPLOYMENT, None if template is None else build_deployment(desired, template)),
+        (POD_MONITOR, build_pod_monitor(desired)),
+        (INFERENCE_POOL, build_inference_pool(desired)),
+        # After the Deployment: a volume that cannot grow must not block scaling.
+        (CLAIM, None if cache is None else build_claim(desired, cache)),
+        (JOB, job),
     )
-    # After the Deployment: a volume that cannot grow must not block scaling. `plan/model_cache.py` adds the Job.
-    claims = () if spec.cache is None or not is_downloaded(spec) else ((CLAIM, build_claim(owner, spec.cache)),)
-    return tuple((kind, manifest) for kind, manifest in (*children, *claims) if platform.makes(kind))
-
-
-def _network_policies(owner: Object, spec: Spec, platform: Platform) -> tuple[Object, ...]:
-    neighbours = platform.neighbours
-    prometheus = neighbours.prometheus if platform.makes(POD_MONITOR) else ()
-    clients = [peer.model_dump(by_alias=True, exclude_unset=True) for peer in spec.network.allow_from]
-    names = [dns_egress(neighbours)]
-    download = [*names, *neighbours.model_sources, *platform.pods.egress]
-    # A policy applies for a pod's whole life, so a pod that downloads its model keeps access to the source.
-    egress = download if downloads_in_pods(spec) else names
-    serving = build_network_policy(owner, clients, [*neighbours.operator, *prometheus], egress)
-    return (serving, build_fetch_policy(owner, download)) if is_preloaded(spec) else (serving,)
+    makes = desired.platform.makes
+    return tuple((kind, desired.child(kind, each)) for kind, each in built if each is not None and makes(kind))

@@ -6,13 +6,9 @@ requires the node of the others. The first pod meets its own requirement and may
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
-from fastgen_operator.api import Spec
-from fastgen_operator.children.model_source import is_downloaded
 from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
-from fastgen_operator.pods import Pod, unschedulable_pods
 
 # Reason of conditions: a pod waits, because the node that has the volume does not accept it.
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"
@@ -21,11 +17,6 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 class ColocationError(ValueError):
     """The pods' affinity cannot be combined with co-location; the message names the field and the remedy."""
-
-
-def runs_on_one_node(spec: Spec) -> bool:
-    """Return whether all replicas must run on one node, because their volume is attached to one node at a time."""
-    return is_downloaded(spec) and spec.cache is not None and spec.cache.access_mode == "ReadWriteOnce"
 
 
 def colocate(name: str, pod: Object) -> Object:
@@ -46,21 +37,6 @@ def colocate(name: str, pod: Object) -> Object:
     both = {"key": OWNER_LABEL, "operator": "In", "values": [name, f"{name}{FETCH_SUFFIX}"]}
     term = {"labelSelector": {"matchExpressions": [both]}, "topologyKey": "kubernetes.io/hostname"}
     return {**pod, "affinity": {**affinity, "podAffinity": {**near, _REQUIRED: [term]}}}
-
-
-def volume_nodes(spec: Spec, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Return the nodes whose pods hold the ReadWriteOnce volume: normally one, none if pods may run on any."""
-    if not runs_on_one_node(spec):
-        return ()
-    return tuple(sorted({pod.node for pod in pods if pod.node and not pod.has_ended}))
-
-
-def pods_without_room(spec: Spec, pods: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Return the pods that do not fit on the node of the volume, even when terminating pods have left it."""
-    pods = tuple(pods)
-    if not volume_nodes(spec, pods) or any(pod.is_terminating and pod.node for pod in pods):
-        return ()
-    return unschedulable_pods(pods)
 
 
 def _as_map(value: Any, path: str) -> dict[str, Any]:

@@ -4,52 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen_operator.api import Spec
-from fastgen_operator.children.colocation import runs_on_one_node
-from fastgen_operator.children.metadata import child, labels, queue_labels, selector
-from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
-from fastgen_operator.children.template import build_template
-from fastgen_operator.kinds import DEPLOYMENT, POD_DISRUPTION_BUDGET, Object
+from fastgen_operator.children.desired import Desired
+from fastgen_operator.kinds import Object
 
 
-def build_deployment(
-    owner: Object, spec: Spec, engine_image: str, replicas: int, settings: PodSettings = PLAIN_PODS
-) -> Object:
-    """Build the Deployment with `replicas` replicas; `engine_image` is the default image.
-
-    Raises:
-        TemplateRefused: spec.podTemplate cannot be applied.
-    """
-    name = owner["metadata"]["name"]
-    template, queue = build_template(name, spec, engine_image, settings), queue_labels(owner, spec)
-    template["metadata"]["labels"] |= queue
-    update = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
-    fields = {
-        "replicas": replicas,
-        "selector": {"matchLabels": selector(name)},
+def build_deployment(desired: Desired, template: Object) -> Object:
+    """Build the Deployment of pods with this template."""
+    rollout = desired.spec.rollout
+    update = {"maxSurge": rollout.max_surge, "maxUnavailable": desired.max_unavailable}
+    spec = {
+        "replicas": desired.replicas,
+        "selector": {"matchLabels": desired.selector},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": update},
-        "progressDeadlineSeconds": spec.rollout.progress_deadline_seconds,
+        "progressDeadlineSeconds": rollout.progress_deadline_seconds,
         "template": template,
     }
-    return child(DEPLOYMENT, owner, {"spec": fields}, labels={**queue, **labels(name)})
+    return {"metadata": {"labels": desired.queue}, "spec": spec}
 
 
-def build_disruption_budget(owner: Object, spec: Spec, replicas: int) -> Object:
-    """Build the PodDisruptionBudget for `replicas` desired replicas.
+def build_disruption_budget(desired: Desired) -> Object:
+    """Build the PodDisruptionBudget.
 
     A node can always be drained: if the budget required all replicas, a drain would block until an administrator
     deletes the budget. With a single replica, the model is reloaded on another node. Replicas that run on one node move
     together: a replacement of the first cannot start elsewhere while the others hold the volume.
     """
-    least = spec.disruption.min_available
-    if runs_on_one_node(spec):
+    least = desired.spec.disruption.min_available
+    if desired.spec.runs_on_one_node:
         allowed: dict[str, Any] = {"maxUnavailable": "100%"}
     else:
-        allowed = {"maxUnavailable": 1} if least is None or least >= replicas else {"minAvailable": least}
-    fields = {
-        **allowed,
-        "selector": {"matchLabels": selector(owner["metadata"]["name"])},
-        # An unhealthy pod must not block a node drain.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-    }
-    return child(POD_DISRUPTION_BUDGET, owner, {"spec": fields})
+        allowed = {"maxUnavailable": 1} if least is None or least >= desired.replicas else {"minAvailable": least}
+    # An unhealthy pod must not block a node drain.
+    always = {"unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return {"spec": {**allowed, "selector": {"matchLabels": desired.selector}, **always}}

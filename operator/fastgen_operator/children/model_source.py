@@ -1,4 +1,4 @@
-"""Volumes, mounts and init containers that a model source needs, by scheme and `spec.cache`.
+"""The model in a pod: volumes, mounts and the container that downloads it, by its source and `spec.cache`.
 
     file://                               part of the image: nothing is added
     pvc://                                the claim is mounted
@@ -11,101 +11,80 @@ The engine mounts the model read-only.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fastgen_operator.api import DOWNLOADED, Spec
-from fastgen_operator.children.metadata import CONTAINER_SECURITY, resources, without_empty
-from fastgen_operator.children.platform import PodSettings
+from fastgen_operator.api.model import DEFAULT_REVISION
+from fastgen_operator.children.desired import Desired
+from fastgen_operator.pods import FETCH_CONTAINER
 
 MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"
-FETCH_CONTAINER: Final = "fetch"
-DEFAULT_REVISION: Final = "main"
 # Both requests and limits, because a ResourceQuota may require either of every container. The download is one process
 # that is bound by the network, and that keeps no file in memory.
 _RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "256Mi"},
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
+# Security context of every container, as the restricted Pod Security Standard requires.
+CONTAINER_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+# Volume of /tmp, bounded so that a runaway process ends its pod and not the node.
+SCRATCH_VOLUME: Final = {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}
+# Source: kubernetes/autoscaler, cluster-autoscaler/FAQ.md.
+SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
-def is_downloaded(spec: Spec) -> bool:
-    """Return whether the model is downloaded from a remote source."""
-    return spec.model.source.startswith(DOWNLOADED)
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """How the engine's container reaches the model; `path` is that of its folder or GGUF file."""
+
+    path: str
+    volumes: list[dict[str, Any]]
+    mounts: list[dict[str, Any]]
 
 
-def is_preloaded(spec: Spec) -> bool:
-    """Return whether a Job downloads the model to a volume before pods are created for it."""
-    return is_downloaded(spec) and spec.cache is not None and spec.cache.preload
-
-
-def downloads_in_pods(spec: Spec) -> bool:
-    """Return whether each pod downloads the model before its engine starts."""
-    return is_downloaded(spec) and not is_preloaded(spec)
-
-
-def model_address(spec: Spec) -> str:
-    """Return the name of the folder for this source and revision."""
-    revision = spec.model.revision or DEFAULT_REVISION
-    return hashlib.sha256(f"{spec.model.source}\n{revision}".encode()).hexdigest()[:16]
-
-
-def model_path(spec: Spec) -> str:
-    """Return the path of the model folder or GGUF file inside the engine container."""
-    source = urlsplit(spec.model.source)
+def model_files(desired: Desired) -> ModelFiles:
+    """Return where the pods find the model."""
+    model = desired.spec.model
+    source = urlsplit(model.source)
     if source.scheme == "file":
-        return spec.model.source.removeprefix("file://")
-    if source.scheme == "pvc":
-        return f"{MODELS_PATH}{source.path.rstrip('/')}"
-    name = source.path.rpartition("/")[2]
-    folder = f"{MODELS_PATH}/{model_address(spec)}"
-    return f"{folder}/{name}" if name.endswith(".gguf") else folder
+        return ModelFiles(model.source.removeprefix("file://"), [], [])
+    path, claim = f"{MODELS_PATH}{source.path.rstrip('/')}", source.netloc
+    if model.is_downloaded:
+        name = source.path.rpartition("/")[2]
+        folder, claim = f"{MODELS_PATH}/{model.address}", desired.name
+        path = f"{folder}/{name}" if name.endswith(".gguf") else folder
+    is_own = model.is_downloaded and desired.spec.cache is None
+    place: dict[str, Any] = {"emptyDir": {}} if is_own else {"persistentVolumeClaim": {"claimName": claim}}
+    mount = {"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}
+    return ModelFiles(path, [{"name": VOLUME, **place}], [mount])
 
 
-def model_volumes(name: str, spec: Spec) -> list[dict[str, Any]]:
-    """Return the model volumes for the pods of the resource `name`."""
-    source = urlsplit(spec.model.source)
-    if source.scheme == "file":
-        return []
-    if source.scheme == "pvc":
-        return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": source.netloc}}]
-    if spec.cache is None:
-        return [{"name": VOLUME, "emptyDir": {}}]
-    return [{"name": VOLUME, "persistentVolumeClaim": {"claimName": name}}]
-
-
-def model_mounts(spec: Spec) -> list[dict[str, Any]]:
-    """Return the engine container's mounts of the model."""
-    if urlsplit(spec.model.source).scheme == "file":
-        return []
-    return [{"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}]
-
-
-def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequence[str] | None = None) -> dict[str, Any]:
+def fetch_container(desired: Desired, image: str, keep: Sequence[str] = ()) -> dict[str, Any]:
     """Return the container that downloads the model.
 
     The credentials are in the environment of this container only: the engine does not need them.
 
     Args:
-        keep: addresses of models to keep; all others are first removed from the volume. None removes nothing.
+        keep: addresses of models to keep; all others are first removed from the volume. Without any, none is.
     """
-    revision = spec.model.revision or DEFAULT_REVISION
-    kept = [word for address in keep or () for word in ("--keep", address)]
-    secret = spec.model.secret_name
-    given = spec.model.download.resources if spec.model.download is not None else None
+    model, settings = desired.spec.model, desired.platform.pods
+    given = model.download.resources if model.download is not None else None
+    folder, revision = f"{MODELS_PATH}/{model.address}", model.revision or DEFAULT_REVISION
+    kept = [word for address in keep for word in ("--keep", address)]
     return {
         "name": FETCH_CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "args": [
-            *("fetch", spec.model.source, "--to", f"{MODELS_PATH}/{model_address(spec)}", "--revision", revision),
-            *kept,
-        ],
+        "args": ["fetch", model.source, "--to", folder, "--revision", revision, *kept],
         "env": [{"name": "HOME", "value": "/tmp"}, *settings.environment],
-        **without_empty({"envFrom": [{"secretRef": {"name": secret}}] if secret else []}),
+        **({"envFrom": [{"secretRef": {"name": model.secret_name}}]} if model.secret_name else {}),
         **(resources(**_RESOURCES) if given is None else resources(given.requests, given.limits)),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": CONTAINER_SECURITY,
@@ -115,3 +94,16 @@ def fetch_container(spec: Spec, image: str, settings: PodSettings, keep: Sequenc
             *settings.mounts,
         ],
     }
+
+
+def resources(requests: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container's field `resources`, with quantities as text; empty if there are none."""
+    kinds = {"requests": requests, "limits": limits}
+    given = {kind: {name: str(value) for name, value in values.items()} for kind, values in kinds.items() if values}
+    return {"resources": given} if given else {}
+
+
+def disposable_volumes(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotation that lets the cluster autoscaler evict the pod in spite of its emptyDirs."""
+    names = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
+    return {SAFE_TO_EVICT: ",".join(names)}

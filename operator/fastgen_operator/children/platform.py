@@ -1,6 +1,7 @@
 """Properties of the cluster and settings of the operator that apply to all resources.
 
-`PodSettings` has those of pods: pull secrets, user ids, proxy and certificate authorities.
+`PodSettings` has those of pods: pull secrets, user ids, proxy and certificate authorities. `Neighbours` has those of
+NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -22,6 +22,49 @@ from fastgen_operator.kinds import (
     SERVICE_ACCOUNT,
     Kind,
 )
+
+# A NetworkPolicyPeer or NetworkPolicyEgressRule.
+Rule = dict[str, Any]
+
+DNS_PORTS: Final = (53,)
+CLUSTER_DNS: Final[tuple[Rule, ...]] = (
+    {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    },
+    # Link-local address of NodeLocal DNSCache.
+    {"ipBlock": {"cidr": "169.254.20.10/32"}},
+)
+# Anything by HTTPS, and the agent of EKS Pod Identity, which has the credentials for S3.
+MODEL_SOURCES: Final[tuple[Rule, ...]] = (
+    {"ports": [{"port": 443, "protocol": "TCP"}]},
+    {
+        "to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}, {"ipBlock": {"cidr": "fd00:ec2::23/128"}}],
+        "ports": [{"port": 80, "protocol": "TCP"}],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Peers and rules for the NetworkPolicies of all resources.
+
+    Attributes:
+        operator: peers of the operator's pods.
+        prometheus: peers of Prometheus; used if PodMonitors are created.
+        dns: peers of the cluster's DNS servers.
+        dns_ports: ports of the DNS servers' pods, which can differ from their Service's.
+        model_sources: egress rules for pods that download a model.
+    """
+
+    operator: tuple[Rule, ...] = ()
+    prometheus: tuple[Rule, ...] = ()
+    dns: tuple[Rule, ...] = CLUSTER_DNS
+    dns_ports: tuple[int, ...] = DNS_PORTS
+    model_sources: tuple[Rule, ...] = MODEL_SOURCES
+
+
+UNKNOWN_NEIGHBOURS: Final = Neighbours()
 
 # Unprivileged user of the engine image.
 USER_ID: Final = 65532

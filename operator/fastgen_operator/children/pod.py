@@ -5,24 +5,20 @@ from __future__ import annotations
 from math import ceil
 from typing import Any, Final
 
-from fastgen_operator.api import Scheduling, Spec
-from fastgen_operator.children.metadata import (
-    CONTAINER_SECURITY,
-    HTTP_PORT,
-    resources,
-    scratch_volume,
-    selector,
-    without_empty,
-)
+from fastgen_operator.api import Spec
+from fastgen_operator.api.engine import PASSED_SETTINGS
+from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.model_source import (
-    downloads_in_pods,
+    CONTAINER_SECURITY,
+    SCRATCH_VOLUME,
+    ModelFiles,
+    disposable_volumes,
     fetch_container,
-    model_mounts,
-    model_path,
-    model_volumes,
+    model_files,
+    resources,
 )
-from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
-from fastgen_operator.pods import ENGINE_CONTAINER
+from fastgen_operator.kinds import MODEL_ANNOTATION, Object
+from fastgen_operator.pods import ENGINE_CONTAINER, HTTP_PORT
 
 # Time for EndpointSlices and proxies to stop routing to a terminating pod, which serves new requests until then.
 ENDPOINT_SECONDS: Final = 15
@@ -34,36 +30,49 @@ API_KEY_FOLDER: Final = "/etc/fastgen"
 API_KEY_FILE: Final = "api-keys"
 
 
-def build_pod_spec(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> dict[str, Any]:
-    """Build the pod spec for a replica of the resource `name`, by the restricted Pod Security Standard."""
-    image = spec.engine.image or engine_image
-    return {
-        "serviceAccountName": name,
+def build_pod(desired: Desired) -> Object:
+    """Build the pod template of a replica, by the restricted Pod Security Standard."""
+    spec, settings = desired.spec, desired.platform.pods
+    files = model_files(desired)
+    downloads = spec.model.is_downloaded and not spec.is_preloaded
+    keys = {"secretName": spec.api_key_secret_name, "items": [{"key": API_KEY_FILE, "path": API_KEY_FILE}]}
+    pod = {
+        "serviceAccountName": desired.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": ENDPOINT_SECONDS + spec.drain_seconds + SHUTDOWN_SECONDS,
         "securityContext": settings.security_context,
-        **({"initContainers": [fetch_container(spec, image, settings)]} if downloads_in_pods(spec) else {}),
-        "containers": [_container(name, spec, image, settings)],
+        "initContainers": [fetch_container(desired, desired.image)] if downloads else [],
+        "containers": [_container(desired, files)],
         "volumes": [
-            scratch_volume(),
+            SCRATCH_VOLUME,
             {"name": "cache", "emptyDir": {"sizeLimit": "10Gi"}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
-            *model_volumes(name, spec),
-            *_api_key_volume(spec),
+            *files.volumes,
+            *([{"name": "api-keys", "secret": keys}] if spec.api_key_secret_name else []),
             *settings.volumes,
         ],
-        **without_empty({"imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets]}),
-        **_placement(name, spec.scheduling),
+        "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
+        **_placement(desired),
     }
+    # The API server drops empty lists, maps and nulls.
+    pod = {name: value for name, value in pod.items() if value not in (None, [], {}, "")}
+    in_use = {MODEL_ANNOTATION: spec.model.address} if spec.model.is_downloaded else {}
+    metadata = {"labels": desired.labels, "annotations": {**disposable_volumes(pod), **in_use}}
+    return {"metadata": metadata, "spec": pod}
 
 
-def _container(name: str, spec: Spec, image: str, settings: PodSettings) -> dict[str, Any]:
+def _container(desired: Desired, files: ModelFiles) -> dict[str, Any]:
+    spec, settings, gpu = desired.spec, desired.platform.pods, desired.spec.resources.gpu
+    # The request of an extended resource defaults to its limit.
+    limits = {**spec.resources.limits, **({gpu.resource_name: gpu.count} if gpu.count > 0 else {})}
+    # Mount the folder: the kubelet does not update Secret files that are mounted with subPath.
+    keys = {"name": "api-keys", "mountPath": API_KEY_FOLDER, "readOnly": True}
     return {
         "name": ENGINE_CONTAINER,
-        "image": image,
+        "image": desired.image,
         "imagePullPolicy": "IfNotPresent",
-        "args": engine_arguments(name, spec),
+        "args": engine_arguments(desired, files.path),
         "env": [
             {"name": "HOME", "value": "/tmp"},
             {"name": "XDG_CACHE_HOME", "value": "/cache"},
@@ -71,7 +80,7 @@ def _container(name: str, spec: Spec, image: str, settings: PodSettings) -> dict
             *settings.environment,
         ],
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
-        **_resources(spec),
+        **resources(spec.resources.requests, limits),
         **_probes(spec),
         # The kubelet implements this sleep, so the image needs no shell.
         "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
@@ -81,57 +90,37 @@ def _container(name: str, spec: Spec, image: str, settings: PodSettings) -> dict
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "cache", "mountPath": "/cache"},
             {"name": "shm", "mountPath": "/dev/shm"},
-            *model_mounts(spec),
-            *_api_key_mount(spec),
+            *files.mounts,
+            *([keys] if spec.api_key_secret_name else []),
             *settings.mounts,
         ],
     }
 
 
-def _api_key_volume(spec: Spec) -> list[dict[str, Any]]:
-    if spec.api_key_secret_name is None:
-        return []
-    items = [{"key": API_KEY_FILE, "path": API_KEY_FILE}]
-    return [{"name": "api-keys", "secret": {"secretName": spec.api_key_secret_name, "items": items}}]
-
-
-def _api_key_mount(spec: Spec) -> list[dict[str, Any]]:
-    # Mount the folder: the kubelet does not update Secret files that are mounted with subPath.
-    mount = {"name": "api-keys", "mountPath": API_KEY_FOLDER, "readOnly": True}
-    return [] if spec.api_key_secret_name is None else [mount]
-
-
-def engine_arguments(name: str, spec: Spec) -> list[str]:
-    """Return the arguments of the image's entry point; `api.OPERATOR_FLAGS` lists the flags."""
-    engine = spec.engine
-    flags: dict[str, str | int | None] = {
+def engine_arguments(desired: Desired, model_path: str) -> list[str]:
+    """Return the arguments of the image's entry point."""
+    spec, engine = desired.spec, desired.spec.engine
+    values: dict[str, Any] = {
+        **dict(engine),
+        **dict(engine.kv_cache),
         # Not --host: by default, the engine listens on all addresses of both families.
-        "--port": HTTP_PORT,
-        "--served-model-name": spec.model.served_name or name,
-        "--device": engine.device,
-        "--dtype": engine.dtype,
-        "--token-budget": engine.token_budget,
-        "--max-sequences": engine.max_sequences,
-        "--max-model-length": engine.max_model_length,
-        "--block-size": engine.kv_cache.block_size,
-        "--memory-percent": engine.kv_cache.memory_percent,
-        "--swap-space": engine.kv_cache.swap_space,
-        "--max-queued-requests": engine.max_queued_requests,
-        "--drain-seconds": spec.drain_seconds,
+        "port": HTTP_PORT,
+        "served_model_name": spec.model.served_name or desired.name,
+        "drain_seconds": spec.drain_seconds,
         # Nothing of spec.autoscaling: turning it on or off must not replace the pods. auto is the engine's default.
-        "--inter-token-target": None if engine.inter_token_target == "auto" else engine.inter_token_target,
-        "--api-key-file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
+        "inter_token_target": None if engine.inter_token_target == "auto" else engine.inter_token_target,
+        "api_key_file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
-    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    prefix_caching = "--prefix-caching" if engine.kv_cache.prefix_caching else "--no-prefix-caching"
-    return ["serve", model_path(spec), *given, prefix_caching, *engine.extra_args]
-
-
-def _resources(spec: Spec) -> dict[str, Any]:
-    gpu = spec.resources.gpu
-    # The request of an extended resource defaults to its limit.
-    gpus = {gpu.resource_name: gpu.count} if gpu.count > 0 else {}
-    return resources(spec.resources.requests, {**spec.resources.limits, **gpus})
+    words: list[str] = []
+    for flag, name in PASSED_SETTINGS.items():
+        match values[name]:
+            case None:
+                pass
+            case bool(is_on):
+                words.append(flag if is_on else flag.replace("--", "--no-", 1))
+            case value:
+                words += [flag, str(value)]
+    return ["serve", model_path, *words, *engine.extra_args]
 
 
 def _probes(spec: Spec) -> dict[str, Any]:
@@ -149,24 +138,21 @@ def _probes(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _placement(name: str, scheduling: Scheduling) -> dict[str, Any]:
-    return without_empty(
-        {
-            "nodeSelector": {"kubernetes.io/os": "linux", **scheduling.node_selector},
-            "tolerations": [
-                toleration.model_dump(by_alias=True, exclude_none=True) for toleration in scheduling.tolerations
-            ],
-            "affinity": scheduling.affinity,
-            "priorityClassName": scheduling.priority_class_name,
-            "runtimeClassName": scheduling.runtime_class_name,
-            "topologySpreadConstraints": [
-                {
-                    **constraint.model_dump(by_alias=True),
-                    "labelSelector": {"matchLabels": selector(name)},
-                    # Count the pods of one revision only, so that old pods do not skew a rollout.
-                    "matchLabelKeys": ["pod-template-hash"],
-                }
-                for constraint in scheduling.topology_spread_constraints
-            ],
-        }
-    )
+def _placement(desired: Desired) -> dict[str, Any]:
+    scheduling = desired.spec.scheduling
+    return {
+        "nodeSelector": {"kubernetes.io/os": "linux", **scheduling.node_selector},
+        "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in scheduling.tolerations],
+        "affinity": scheduling.affinity,
+        "priorityClassName": scheduling.priority_class_name,
+        "runtimeClassName": scheduling.runtime_class_name,
+        "topologySpreadConstraints": [
+            {
+                **constraint.model_dump(by_alias=True),
+                "labelSelector": {"matchLabels": desired.selector},
+                # Count the pods of one revision only, so that old pods do not skew a rollout.
+                "matchLabelKeys": ["pod-template-hash"],
+            }
+            for constraint in scheduling.topology_spread_constraints
+        ],
+    }

@@ -6,11 +6,9 @@ import re
 from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
-from fastgen_operator.children.colocation import ColocationError, colocate, runs_on_one_node
-from fastgen_operator.children.metadata import disposable_volumes, labels, without_empty
-from fastgen_operator.children.model_source import is_downloaded, model_address
-from fastgen_operator.children.platform import PLAIN_PODS, PodSettings
-from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.colocation import ColocationError, colocate
+from fastgen_operator.children.desired import Desired
+from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.strategic_merge import MergeError, merge
 from fastgen_operator.kinds import MODEL_ANNOTATION, Object
@@ -26,30 +24,31 @@ class TemplateRefused(ValueError):
     """spec.podTemplate is invalid or breaks the engine; the message names the field and the remedy."""
 
 
-def build_template(name: str, spec: Spec, engine_image: str, settings: PodSettings = PLAIN_PODS) -> Object:
-    """Build the pod template of the resource `name`.
+def build_template(desired: Desired) -> Object:
+    """Build the pod template.
 
     Raises:
         TemplateRefused: spec.podTemplate cannot be merged, changes a field that the operator relies on, or violates the
             restricted Pod Security Standard although the settings require it; or the affinity excludes co-location.
     """
-    built, wanted = build_pod_spec(name, spec, engine_image, settings), spec.pod_template or PodTemplate()
+    built, wanted = build_pod(desired), desired.spec.pod_template or PodTemplate()
     try:
-        merged = merge(built, wanted.spec or {}, _PATH)
+        pod = merge(built["spec"], wanted.spec or {}, _PATH)
     except MergeError as error:
         raise TemplateRefused(str(error)) from error
-    _check_engine(built, merged)
-    if runs_on_one_node(spec):
+    _check_engine(built["spec"], pod)
+    if desired.spec.runs_on_one_node:
         # After the merge: a patch replaces whole lists of affinity terms.
-        merged = _colocated(name, merged, wanted)
-    in_use = {MODEL_ANNOTATION: model_address(spec)} if is_downloaded(spec) else {}
+        pod = _colocated(desired.name, pod, wanted)
+    labels, annotations = built["metadata"]["labels"], built["metadata"]["annotations"]
+    # The operator's annotation of the model wins: it identifies what a pod serves.
+    served = {name: value for name, value in annotations.items() if name == MODEL_ANNOTATION}
     metadata = {
-        "labels": {**labels(name), **wanted.metadata.labels},
-        # The operator's annotation of the model wins: it identifies what a pod serves.
-        "annotations": {**disposable_volumes(built), **wanted.metadata.annotations, **in_use},
+        "labels": {**labels, **wanted.metadata.labels, **desired.queue},
+        "annotations": {**annotations, **wanted.metadata.annotations, **served},
     }
-    template = {"metadata": without_empty(metadata), "spec": merged}
-    if settings.pod_template == "restricted":
+    template = {"metadata": metadata, "spec": pod}
+    if desired.platform.pods.pod_template == "restricted":
         _check_standard(template)
     return template
 

@@ -6,11 +6,11 @@ objects with the name of a child are never taken over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from fastgen_operator.children.metadata import MANAGED_BY, labels, owner_reference, selector
+from fastgen_operator.children.desired import MANAGED_BY, Desired
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, JOB, OWNER_LABEL, Kind, Object
 from fastgen_operator.objects import is_terminating
 from fastgen_operator.plan.observed import Observed
@@ -25,29 +25,31 @@ class Adopt:
     references: tuple[dict[str, Any], ...]
 
 
-def adoptions(observed: Observed, wanted: Iterable[tuple[Kind, str]]) -> tuple[Adopt, ...]:
+def adoptions(observed: Observed, wanted: Collection[tuple[Kind, str]], desired: Desired) -> tuple[Adopt, ...]:
     """Return the children to adopt: of those that the spec needs, and of the download Jobs.
 
     A child that the spec does not need stays without an owner: it would be deleted.
+
+    Args:
+        wanted: kinds and names of the children that the spec needs.
     """
-    needed = set(wanted)
     owner = observed.resource
     return tuple(
-        Adopt(kind, child, _references(child, owner))
+        Adopt(kind, child, _references(child, owner, desired.owner_reference))
         for (kind, name), child in observed.children.items()
-        if ((kind, name) in needed or kind == JOB) and is_adoptable(kind, child, owner)
+        if ((kind, name) in wanted or kind == JOB) and _is_adoptable(kind, child, owner, desired)
     )
 
 
-def is_adoptable(kind: Kind, child: Object, owner: Object) -> bool:
+def _is_adoptable(kind: Kind, child: Object, owner: Object, desired: Desired) -> bool:
     """Return whether the operator has created the child for a resource of this name, and no controller has it."""
-    name, given = owner["metadata"]["name"], child["metadata"].get("labels", {})
+    given = child["metadata"].get("labels", {})
     ours = (OWNER_LABEL, MANAGED_BY)
-    if is_terminating(child) or any(given.get(label) != labels(name)[label] for label in ours):
+    if is_terminating(child) or any(given.get(label) != desired.labels[label] for label in ours):
         return False
-    if kind == DEPLOYMENT and child["spec"]["selector"].get("matchLabels") != selector(name):
+    if kind == DEPLOYMENT and child["spec"]["selector"].get("matchLabels") != desired.selector:
         return False  # it is immutable
-    return all(_is_restored(each, child, owner) for each in _controllers(child))
+    return all(_is_former(each, owner) and _is_newer(child, owner) for each in _controllers(child))
 
 
 def is_left_behind(child: Object, owner: Object) -> bool:
@@ -62,10 +64,6 @@ def _is_newer(child: Object, owner: Object) -> bool:
     return bool(since) and created >= since
 
 
-def _is_restored(reference: dict[str, Any], child: Object, owner: Object) -> bool:
-    return _is_former(reference, owner) and _is_newer(child, owner)
-
-
 def _is_former(reference: dict[str, Any], owner: Object) -> bool:
     """Return whether the reference is to an earlier resource of the owner's name."""
     group, _, _ = str(reference["apiVersion"]).partition("/")
@@ -77,7 +75,6 @@ def _controllers(child: Object) -> list[dict[str, Any]]:
     return [each for each in child["metadata"].get("ownerReferences", ()) if each.get("controller")]
 
 
-def _references(child: Object, owner: Object) -> tuple[dict[str, Any], ...]:
+def _references(child: Object, owner: Object, reference: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     others = (each for each in child["metadata"].get("ownerReferences", ()) if not _is_former(each, owner))
-    kept = (each for each in others if each["uid"] != owner["metadata"]["uid"])
-    return (*kept, owner_reference(owner))
+    return (*(each for each in others if each["uid"] != reference["uid"]), reference)

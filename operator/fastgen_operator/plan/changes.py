@@ -7,10 +7,16 @@ from typing import Any
 
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, Kind, Object
-from fastgen_operator.objects import applied_fingerprint, fingerprint, foreign_managers, name_of, template_digest
+from fastgen_operator.objects import (
+    applied_fingerprint,
+    fingerprint,
+    foreign_managers,
+    live_template,
+    name_of,
+    template_digest,
+)
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.foreign import ForeignField, foreign_fields
-from fastgen_operator.plan.model_cache import with_template_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def _rest_of(manifest: Object, live: Object) -> Apply | None:
     """Return the apply of a Deployment with its live pod template; None if nothing else differs."""
     if not _changed_fields(manifest, live) or template_digest(manifest) == template_digest(live):
         return None
-    return apply_of(DEPLOYMENT, with_template_of(manifest, live), live)
+    return apply_of(DEPLOYMENT, _with_spec(manifest, template=live_template(live)), live)
 
 
 def _fingerprint(manifest: Object) -> str:

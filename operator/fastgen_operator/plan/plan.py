@@ -10,17 +10,18 @@ from pydantic import ValidationError
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.rules.schedules import faults
 from fastgen_operator.children import build_children
+from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.children.template import TemplateRefused
+from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.objects import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
-from fastgen_operator.plan.model_cache import gate_on_model, hold_template, kept_open
+from fastgen_operator.plan.model_cache import kept_open, plan_download
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
-from fastgen_operator.plan.rollout import pods_to_replace, unblock_rollout
+from fastgen_operator.plan.rollout import max_unavailable, pods_to_replace
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import SetDeletionCost, deletion_costs, pods_in_order
@@ -115,22 +116,19 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     An object of another owner under a child's name is never taken over; one of an optional kind serves in the child's
     place. A problem of one child does not hold back the others.
     """
-    observed, spec, replicas = situation.observed, situation.spec, situation.desired_replicas
+    observed, desired = situation.observed, desired_state(situation, platform)
     problems: list[Problem] = []
-    settled = unblock_rollout(situation)
+    template = None
     try:
-        children = build_children(observed.resource, settled, platform, replicas)
-        gated = gate_on_model(children, situation, platform.pods)
+        template = build_template(desired)
     except TemplateRefused as refusal:
         problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
-        scheduling = settled.scheduling.model_copy(update={"affinity": None})
-        plain = settled.model_copy(update={"pod_template": None, "scheduling": scheduling})
-        children = build_children(observed.resource, plain, platform, replicas)
-        gated = hold_template(children, observed)
-    wanted = [(kind, name_of(manifest)) for kind, manifest in children]
-    if adopts := adoptions(observed, wanted):
+    download = plan_download(desired, template, situation)
+    children = build_children(desired, download.template, download.job)
+    wanted = {(kind, name_of(manifest)) for kind, manifest in children}
+    if adopts := adoptions(observed, wanted, desired):
         return Plan(adopts=adopts)
-    compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in gated.children]
+    compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in children]
     own = [(kind, manifest, live) for kind, manifest, live in compared if _may_write(live, observed)]
     taken = [
         _name_taken(kind, live, observed)
@@ -138,7 +136,7 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
         if kind not in OPTIONAL_KINDS and live is not None and not _may_write(live, observed)
     ]
     problems += taken
-    problems += [Problem("InvalidSchedule", fault) for fault in faults(spec.autoscaling)]
+    problems += [Problem("InvalidSchedule", fault) for fault in faults(situation.spec.autoscaling)]
     if taken and (observed.deployment is None or not _may_write(observed.deployment, observed)):
         # Nothing serves yet: create nothing that would depend on another owner's objects.
         return Plan(problem=combine(problems))
@@ -147,7 +145,7 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     unknown = tuple((each.kind, each.name) for each in applies if observed.child(each.kind, each.name) is None)
     # A Deployment that the cache does not hold may exist without its label, with pods to remove.
     needs_loads = removes or any(kind == DEPLOYMENT for kind, _ in unknown)
-    keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in gated.kept_jobs}
+    keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in download.kept_jobs}
     return Plan(
         deletion_costs=deletion_costs(observed.pods, situation.in_flight_tokens) if removes else (),
         applies=applies,
@@ -157,7 +155,25 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
         rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
         names_to_look_up=unknown,
         loads_to_read=pods_in_order(observed.pods) if needs_loads and not situation.in_flight_tokens else (),
-        needs_nodes=gated.needs_nodes,
+        needs_nodes=download.needs_nodes,
+    )
+
+
+def desired_state(situation: Situation, platform: Platform) -> Desired:
+    """Return what the children must be like now."""
+    resource, spec = situation.observed.resource, situation.spec
+    metadata = resource["metadata"]
+    return Desired(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        spec=spec,
+        platform=platform,
+        replicas=situation.desired_replicas,
+        max_unavailable=max_unavailable(situation),
+        claim_size=situation.claim_size,
+        cached_model=situation.cached_model,
+        queue=queue_labels(resource, spec),
     )
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from fastgen_operator.api import Spec
-from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, runs_on_one_node, volume_nodes
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
 from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod, unschedulable_pods
 
 
-def unblock_rollout(situation: Situation) -> Spec:
-    """Return the spec, with a higher `rollout.maxUnavailable` if the rollout is deadlocked without it.
+def max_unavailable(situation: Situation) -> int:
+    """Return the spec's `rollout.maxUnavailable`, or a higher number if the rollout is deadlocked without it.
 
     If GPUs are scarce, the Deployment controller may keep a crashing old pod that holds a GPU: the new pod waits for
     that GPU, and the controller for the new pod. The raised number covers only pods that are not ready, so that no
     ready pod is deleted.
     """
-    spec = situation.spec
-    allowed = _max_unavailable(situation)
-    return spec.model_copy(update={"rollout": spec.rollout.model_copy(update={"max_unavailable": allowed})})
-
-
-def _max_unavailable(situation: Situation) -> int:
     observed, configured = situation.observed, situation.spec.rollout.max_unavailable
     deployment = observed.deployment
     if deployment is None or not observed.owns(deployment):
@@ -45,11 +38,11 @@ def pods_to_replace(situation: Situation) -> tuple[Pod, ...]:
     https://github.com/kubernetes/kubernetes/issues/141354. It tries a new pod at once. Each pod is replaced once: the
     next status does not say any more that pods wait for a node.
     """
-    observed, spec = situation.observed, situation.spec
+    observed = situation.observed
     pods = (*observed.pods, *observed.fetch_pods)
     conditions = observed.resource.get("status", {}).get("conditions", ())
     # PodsScheduled or ModelCached. ScalingLimited is True, and is kept by a restarted operator.
     waited = any((each["reason"], each["status"]) == (VOLUME_ON_ONE_NODE, "False") for each in conditions)
-    if not waited or not runs_on_one_node(spec) or volume_nodes(spec, pods):
+    if not waited or not situation.spec.runs_on_one_node or situation.volume_nodes(pods):
         return ()
     return unschedulable_pods(pods)

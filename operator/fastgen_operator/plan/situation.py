@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -12,13 +12,13 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
 from fastgen_operator.autoscale.supply import PodSupply, PodView, StartTimes, supply_of
-from fastgen_operator.children.colocation import pods_without_room
-from fastgen_operator.children.model_source import is_preloaded, model_address
 from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, MODEL_ANNOTATION, Object
 from fastgen_operator.objects import annotations_of
 from fastgen_operator.plan.observed import Observed, is_complete
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.pod_view import view_of
+from fastgen_operator.pods import Pod, unschedulable_pods
+from fastgen_operator.quantities import quantity
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Situation:
     def views(self) -> tuple[PodView, ...]:
         """The pods that have not ended, as the autoscaler sees them."""
         present = [pod for pod in self.observed.pods if not pod.has_ended]
-        without_room = {pod.name for pod in pods_without_room(self.spec, present)}
+        # Those do not fit on the node of the volume, even when terminating pods have left it.
+        is_full = self.volume_nodes(present) and not any(pod.is_terminating and pod.node for pod in present)
+        without_room = {pod.name for pod in unschedulable_pods(present)} if is_full else set()
         return tuple(view_of(pod, self.failures, has_room=pod.name not in without_room) for pod in present)
 
     @cached_property
@@ -89,11 +91,26 @@ class Situation:
         longest, time = float(self.spec.startup_deadline_seconds), self.now.timestamp()
         return tuple(supply_of(view, self.starts, longest, time) for view in self.views)
 
+    def volume_nodes(self, pods: Iterable[Pod]) -> tuple[str, ...]:
+        """Return the nodes whose pods hold the ReadWriteOnce volume: normally one, none if pods may run on any."""
+        if not self.spec.runs_on_one_node:
+            return ()
+        return tuple(sorted({pod.node for pod in pods if pod.node and not pod.has_ended}))
+
+    @cached_property
+    def claim_size(self) -> str:
+        """The size of the volume: the spec's, or a larger one that it has grown to; empty without spec.cache."""
+        wanted = "" if self.spec.cache is None else self.spec.cache.size
+        if (claim := self.observed.claim) is None:
+            return wanted
+        live = str(claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0"))
+        return live if (quantity(live) or 0) > (quantity(wanted) or 0) else wanted
+
     @cached_property
     def is_cached(self) -> bool:
         """Whether the spec's model is in the present volume."""
         claim = self.observed.claim
-        return claim is not None and self.cached_model == _record(claim, model_address(self.spec))
+        return claim is not None and self.cached_model == _record(claim, self.spec.model.address)
 
     @cached_property
     def cached_model(self) -> str | None:
@@ -102,10 +119,10 @@ class Situation:
         A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember
         it.
         """
-        if (claim := self.observed.claim) is None or not is_preloaded(self.spec):
+        if (claim := self.observed.claim) is None or not self.spec.is_preloaded:
             return None
         if self.complete_job is not None:
-            return _record(claim, model_address(self.spec))
+            return _record(claim, self.spec.model.address)
         shown = self.observed.resource.get("status", {}).get("cachedModel")
         remembered = (annotations_of(claim).get(CACHED_ANNOTATION), shown)
         return next((each for each in remembered if each and each.startswith(_record(claim, ""))), None)
@@ -115,7 +132,7 @@ class Situation:
         """The completed Job that downloaded the spec's model into the present volume, or None."""
         if (claim := self.observed.claim) is None:
             return None
-        about = {MODEL_ANNOTATION: model_address(self.spec), CLAIM_ANNOTATION: claim["metadata"]["uid"]}
+        about = {MODEL_ANNOTATION: self.spec.model.address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
         complete = (job for job in self.observed.jobs if is_complete(job))
         return next((job for job in complete if about.items() <= annotations_of(job).items()), None)
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen.api_client.metrics import Interval, Scrape
-from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import Pod
+from fastgen_operator.pods import HTTP_PORT, Pod
 
 # A pod whose metrics take longer is shown without figures.
 _SECONDS: Final = 5.0

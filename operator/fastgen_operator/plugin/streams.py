@@ -14,9 +14,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from fastgen_operator.children.metadata import HTTP_PORT
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import Pod
+from fastgen_operator.pods import HTTP_PORT, Pod
 
 POLL_SECONDS: Final = 0.5
 # A stream is lost if it has no data for this long.

@@ -13,8 +13,13 @@ from urllib.parse import urlsplit
 from pydantic.alias_generators import to_camel
 
 from fastgen_operator.api.fields import CLASS_LIMIT, CLASS_PATTERN
-from fastgen_operator.children.network_policy import UNKNOWN_NEIGHBOURS, Neighbours
-from fastgen_operator.children.platform import DISPENSABLE_KINDS, Platform, PodSettings
+from fastgen_operator.children.platform import (
+    DISPENSABLE_KINDS,
+    UNKNOWN_NEIGHBOURS,
+    Neighbours,
+    Platform,
+    PodSettings,
+)
 from fastgen_operator.runtime.leader_election import Terms
 
 _LEASE: Final = "fastgen-operator"

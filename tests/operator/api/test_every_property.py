@@ -18,12 +18,12 @@ from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
 from fastgen_operator.autoscale.rules.schedules import faults, timetable
 from fastgen_operator.children import build_children
-from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.children.template import TemplateRefused
+from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import CLAIM, Object
-from fastgen_operator.plan.model_cache import gate_on_model
+from fastgen_operator.plan.model_cache import plan_download
 from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.plan import desired_state
 from fastgen_operator.plan.situation import Situation
 from harness.edits import Edit, dotted, edits_of, fields, spec_schema
 from harness.everything import AUTOSCALED, BLOCK_STORAGE, EVERYTHING
@@ -43,21 +43,20 @@ PARTS = {"fixed": None, "autoscaled": ("autoscaling",), "classed": ("operatorCla
 def effect(spec: Spec) -> Any:
     """Return everything derived from a spec: operator, children, download, scaling policy; or the refusal."""
     owner = stored()
-    replicas = Situation(Observed(owner), spec, NOW).desired_replicas
+    desired = desired_state(Situation(Observed(owner), spec, NOW), PLATFORM)
     try:
-        children = build_children(owner, spec, PLATFORM, replicas)
+        template = build_template(desired)
     except TemplateRefused as refusal:
         return str(refusal)
-    downloads = None
-    if spec.cache is not None:
-        claim = build_claim(owner, spec.cache)
-        claim["metadata"]["uid"] = "uid-of-claim"
+    children, download = dict(build_children(desired, template)), None
+    if CLAIM in children:
+        claim = {**children[CLAIM], "metadata": {**children[CLAIM]["metadata"], "uid": "uid-of-claim"}}
         found = Situation(Observed(owner, {(CLAIM, "chat"): claim}), spec, NOW, nodes=())
-        downloads = gate_on_model(children, found, PLATFORM.pods).children
+        download = plan_download(desired, template, found).job
     scaling = spec.autoscaling
     schedules = faults(scaling), [timetable(scaling, datetime(2028, 2, 29, hour, 30, tzinfo=UTC)) for hour in (2, 12)]
     policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules
-    return spec.operator_class, children, downloads, policies
+    return spec.operator_class, children, download, policies
 
 
 def all_edits() -> Iterator[tuple[str, Edit]]:

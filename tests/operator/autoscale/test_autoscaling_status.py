@@ -13,7 +13,6 @@ from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds,
 from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
-from fastgen_operator.children.pod import engine_arguments
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
@@ -22,7 +21,7 @@ from fastgen_operator.pods import Pod
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice, schedule_notice
-from harness.objects import deployment, pod, situation, spec_of, stored
+from harness.objects import deployment, pod, pod_template, situation, spec_of, stored
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
 GREW = Change("DemandGrew", "the demand uses 90 % of 2 replicas; target 85 %")
@@ -342,14 +341,19 @@ def test_the_status_says_which_pods_do_not_serve() -> None:
     assert (many["starting"], len(many["pods"])) == (50, 10)
 
 
+def arguments_of(owner: Object) -> list[str]:
+    found: list[str] = pod_template(owner)["spec"]["containers"][0]["args"]
+    return found
+
+
 @pytest.mark.parametrize(("target", "seconds"), [(20, 0.02), ("auto", 0.05), ("off", 0.05)])
 def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target: int | str, seconds: float) -> None:
     engine = {"device": "cpu", "interTokenTarget": target}
     autoscaled, fixed = stored(engine=engine, autoscaling={"maxReplicas": 2}), stored(engine=engine)
     policy = policy_of(spec_of(autoscaled), 1, 5.0)
     assert policy.inter_token_seconds == seconds
-    arguments = engine_arguments("chat", spec_of(autoscaled))
-    assert arguments == engine_arguments("chat", spec_of(fixed)), "the pods do not depend on autoscaling"
+    arguments = arguments_of(autoscaled)
+    assert arguments == arguments_of(fixed), "the pods do not depend on autoscaling"
     found = arguments[arguments.index("--inter-token-target") + 1] if target != "auto" else "auto"
     assert found == str(target)
 
@@ -358,11 +362,11 @@ def test_the_replicas_are_sized_for_the_inter_token_target_of_the_engines(target
 def test_a_target_of_the_autoscaler_sizes_the_replicas_and_changes_no_pod(target: int | str) -> None:
     engine = {"device": "cpu", "interTokenTarget": target}
     targets = {"targets": {"interTokenLatencyMilliseconds": 80}}
-    sized, plain = (spec_of(stored(engine=engine, autoscaling={"maxReplicas": 2, **more})) for more in (targets, {}))
-    fixed = spec_of(stored(engine=engine, replicas=2))
-    policy = policy_of(sized, 1, 5.0)
+    sized, plain = (stored(engine=engine, autoscaling={"maxReplicas": 2, **more}) for more in (targets, {}))
+    fixed = stored(engine=engine, replicas=2)
+    policy = policy_of(spec_of(sized), 1, 5.0)
     assert policy.inter_token_seconds == 0.08
-    assert engine_arguments("chat", sized) == engine_arguments("chat", plain) == engine_arguments("chat", fixed)
+    assert arguments_of(sized) == arguments_of(plain) == arguments_of(fixed)
 
 
 @pytest.mark.parametrize(("access_mode", "without_room"), [("ReadWriteOnce", 1), ("ReadWriteMany", 0)])

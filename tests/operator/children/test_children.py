@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.api import Spec
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.metadata import SAFE_TO_EVICT, without_empty
-from fastgen_operator.children.pod import build_pod_spec, engine_arguments
-from fastgen_operator.children.service import build_service, endpoint_url
-from fastgen_operator.kinds import Object
-from harness.objects import UID, spec_of, stored
+from fastgen_operator.children.model_source import SAFE_TO_EVICT
+from fastgen_operator.children.pod import build_pod
+from fastgen_operator.children.service import endpoint_url
+from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Object
+from harness.objects import UID, desired_of, manifest, pod_template, stored
 
 
 def pod_of(**spec: Any) -> Object:
-    return build_pod_spec("chat", spec_of(stored(**spec)), "engine:default")
+    found: Object = build_pod(desired_of(stored(**spec)))["spec"]
+    return found
 
 
 def container_of(**spec: Any) -> Object:
@@ -25,8 +24,7 @@ def container_of(**spec: Any) -> Object:
 
 
 def test_the_command_line_contains_every_setting() -> None:
-    spec = Spec.model_validate(stored()["spec"])
-    assert engine_arguments("chat", spec) == [
+    assert container_of()["args"] == [
         *("serve", "/models/tiny.gguf", "--port", "8000", "--served-model-name", "chat"),
         *("--device", "cpu", "--dtype", "auto", "--block-size", "64"),
         *("--memory-percent", "90", "--swap-space", "0Gi", "--max-queued-requests", "1024"),
@@ -37,7 +35,7 @@ def test_the_command_line_contains_every_setting() -> None:
 def test_optional_settings_and_extra_arguments_are_passed() -> None:
     engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--chunking", "greedy"]}
     model = {"source": "file:///m", "servedName": "tiny"}
-    words = engine_arguments("chat", spec_of(stored(engine=engine, model=model)))
+    words = container_of(engine=engine, model=model)["args"]
     assert words[words.index("--served-model-name") + 1] == "tiny"
     assert words[words.index("--max-sequences") + 1] == "4"
     assert words[words.index("--max-model-length") + 1] == "99"
@@ -66,7 +64,7 @@ def test_readiness_and_liveness_probe_different_endpoints() -> None:
 
 
 def test_the_image_defaults_to_the_operators() -> None:
-    assert container_of()["image"] == "engine:default"
+    assert container_of()["image"] == "engine:test"
     assert container_of(engine={"device": "cpu", "image": "mine:1"})["image"] == "mine:1"
 
 
@@ -101,12 +99,12 @@ def test_spread_constraints_select_this_deployments_pods_of_one_template() -> No
 
 
 def test_the_default_rollout_needs_no_spare_pod() -> None:
-    deployment = build_deployment(stored(), spec_of(stored()), "e", 1)["spec"]
+    deployment = manifest(DEPLOYMENT, stored())["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
 def test_children_are_owned_by_the_resource_and_have_a_stable_selector() -> None:
-    deployment, service = build_deployment(stored(), spec_of(stored()), "e", 1), build_service(stored())
+    deployment, service = manifest(DEPLOYMENT, stored()), manifest(SERVICE, stored())
     for child in (deployment, service):
         assert child["metadata"]["ownerReferences"][0]["uid"] == UID
         assert (child["metadata"]["name"], child["metadata"]["namespace"]) == ("chat", "space")
@@ -128,15 +126,13 @@ def test_pods_run_on_linux_unless_the_author_says_otherwise() -> None:
 
 def test_scratch_space_is_bounded_and_does_not_hold_a_node() -> None:
     owner = stored(model={"source": "hf://a/b"}, podTemplate={"spec": {"volumes": [{"name": "own", "emptyDir": {}}]}})
-    template = build_deployment(owner, spec_of(owner), "e", 1)["spec"]["template"]
+    template = pod_template(owner)
     volumes = {volume["name"]: volume["emptyDir"] for volume in template["spec"]["volumes"]}
     assert all(volumes[name].get("sizeLimit") for name in ("tmp", "cache", "shm"))
     # Not the author's: it may have data that nothing else has.
     assert template["metadata"]["annotations"][SAFE_TO_EVICT] == "tmp,cache,shm,models"
     chosen = stored(podTemplate={"metadata": {"annotations": {SAFE_TO_EVICT: ""}}})
-    assert build_deployment(chosen, spec_of(chosen), "e", 1)["spec"]["template"]["metadata"]["annotations"] == {
-        SAFE_TO_EVICT: ""
-    }
+    assert pod_template(chosen)["metadata"]["annotations"] == {SAFE_TO_EVICT: ""}
 
 
 def test_manifests_have_no_empty_fields() -> None:
@@ -148,5 +144,4 @@ def test_manifests_have_no_empty_fields() -> None:
         ):
             check(child, f"{path}.{name}")
 
-    check(build_deployment(stored(), spec_of(stored()), "e", 1), "deployment")
-    assert without_empty({"a": 0, "b": None, "c": [], "d": {}, "e": False}) == {"a": 0, "e": False}
+    check(manifest(DEPLOYMENT, stored()), "deployment")

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children.colocation import pods_without_room, volume_nodes
-from fastgen_operator.children.deployment import build_deployment
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused
@@ -16,7 +14,7 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import make_plan
 from fastgen_operator.plan.rollout import pods_to_replace
 from fastgen_operator.pods import Pod
-from harness.objects import applied, leaving, pod, situation, spec_of, stored
+from harness.objects import applied, leaving, manifest, pod, pod_template, situation, stored
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -33,7 +31,7 @@ def cached(access_mode: str = "ReadWriteOnce", **spec: Any) -> Object:
 
 def affinity_of(owner: Object) -> Object:
     """Return the affinity of the resource's pods."""
-    found: Object = build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]["spec"]["affinity"]
+    found: Object = pod_template(owner)["spec"]["affinity"]
     return found
 
 
@@ -52,7 +50,7 @@ def test_all_pods_of_a_read_write_once_volume_require_one_node() -> None:
     ids=["ReadWriteMany", "no volume", "in the image", "own claim"],
 )
 def test_other_pods_may_run_on_any_node(owner: Object) -> None:
-    assert "affinity" not in build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]["spec"]
+    assert "affinity" not in pod_template(owner)["spec"]
 
 
 @pytest.mark.parametrize("place", ["scheduling", "podTemplate", "both"])
@@ -102,7 +100,7 @@ def test_an_affinity_that_excludes_co_location_is_refused_by_its_field(case: str
 def test_a_refused_affinity_is_a_problem_and_the_pods_stay() -> None:
     affinity, _ = REFUSED["another required pod"]
     fine = cached(replicas=1)
-    live = applied(build_deployment(fine, spec_of(fine), "engine:test", 1), generation=1)
+    live = applied(manifest(DEPLOYMENT, fine), generation=1)
     owner = cached(replicas=3, scheduling={"affinity": affinity})
     seen = Observed(owner, {(DEPLOYMENT, "chat"): live})
     plan = make_plan(situation(seen), Platform("engine:test"))
@@ -138,12 +136,10 @@ WAITING = pod(name="w", scheduled=NO_ROOM)
 def test_pods_without_room_are_those_that_the_node_of_the_volume_does_not_accept(
     pods: list[Object], nodes: tuple[str, ...], waiting: int
 ) -> None:
-    spec = spec_of(cached())
-    assert volume_nodes(spec, map(Pod, pods)) == nodes
-    assert len(pods_without_room(spec, map(Pod, pods))) == waiting
-    shared = spec_of(cached("ReadWriteMany"))
-    assert volume_nodes(shared, map(Pod, pods)) == ()
-    assert pods_without_room(shared, map(Pod, pods)) == ()
+    for access_mode, expected, without_room in (("ReadWriteOnce", nodes, waiting), ("ReadWriteMany", (), 0)):
+        seen = situation(Observed(cached(access_mode), pods=tuple(map(Pod, pods))))
+        assert seen.volume_nodes(seen.observed.pods) == expected
+        assert sum(not view.has_room for view in seen.views) == without_room
 
 
 LIMITED: Object = {"conditions": [{"type": "ScalingLimited", "status": "True", "reason": "VolumeOnOneNode"}]}
@@ -186,7 +182,7 @@ def test_a_claim_of_many_readers_is_mounted_read_only_by_a_patch() -> None:
     """The recipe in docs/guide.md."""
     patch = {"volumes": [{"name": "models", "persistentVolumeClaim": {"readOnly": True}}]}
     owner = stored(model={"source": "pvc://mine/a.gguf"}, podTemplate={"spec": patch})
-    template = build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]["spec"]
+    template = pod_template(owner)["spec"]
     (volume,) = [each for each in template["volumes"] if each["name"] == "models"]
     assert volume["persistentVolumeClaim"] == {"claimName": "mine", "readOnly": True}
 
@@ -197,7 +193,7 @@ def test_a_model_in_an_image_volume_needs_no_field_of_its_own() -> None:
     mount: Object = {"name": "weights", "mountPath": "/weights", "readOnly": True}
     patch = {"volumes": [volume], "containers": [{"name": "engine", "volumeMounts": [mount]}]}
     owner = stored(model={"source": "file:///weights/smollm2.gguf"}, podTemplate={"spec": patch})
-    template = build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]["spec"]
+    template = pod_template(owner)["spec"]
     (engine,) = template["containers"]
     assert engine["args"][:2] == ["serve", "/weights/smollm2.gguf"]
     assert volume in template["volumes"]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fastgen_operator.children.placement import ANYWHERE, Placement, placement_of
-from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.pod import build_pod
 from fastgen_operator.kinds import Object
-from harness.objects import spec_of, stored
+from harness.objects import desired_of, stored
 
 GPU = "nvidia.com/gpu"
 ONE_GPU: Object = {"engine": {"device": "cuda"}, "resources": {"gpu": {"count": 1}}}
@@ -27,7 +27,8 @@ def node(name: str, *, labels: dict[str, str] | None = None, taints: Any = (), *
 
 
 def replica(**spec: Any) -> Object:
-    return build_pod_spec("chat", spec_of(stored(**spec)), "engine:test")
+    found: Object = build_pod(desired_of(stored(**spec)))["spec"]
+    return found
 
 
 def taint(key: str, value: str = "", effect: str = "NoSchedule") -> Object:

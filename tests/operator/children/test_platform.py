@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import build_children
-from fastgen_operator.children.model_cache import build_claim, build_fetch_job
+from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.platform import Platform, PodSettings
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.kinds import DEPLOYMENT, NETWORK_POLICY, Object
-from harness.objects import spec_of, stored
+from fastgen_operator.kinds import NETWORK_POLICY, Object
+from harness.objects import desired_of, manifests, pod_template, stored
 
 HUB = {"source": "hf://tests/tiny"}
 PROXIED = PodSettings(
@@ -30,13 +29,10 @@ def pods(settings: PodSettings) -> dict[str, Object]:
     found = {}
     for name, more in (("init", {}), ("cached", {"cache": {"size": "1Gi"}})):
         owner = stored(model=HUB, **more)
-        spec, platform = spec_of(owner), Platform("engine:test", pods=settings)
-        children = dict(build_children(owner, spec, platform, 1))
-        found[name] = children[DEPLOYMENT]["spec"]["template"]["spec"]
-        if spec.cache is not None:
-            claim = build_claim(owner, spec.cache)
-            claim["metadata"]["uid"] = "uid"
-            job = build_fetch_job(owner, spec, settings, found[name], claim, ())
+        platform = Platform("engine:test", pods=settings)
+        found[name] = pod_template(owner, platform)["spec"]
+        if more:
+            job = build_fetch_job(desired_of(owner, platform), found[name], "uid-of-claim", ())
             found["job"] = job["spec"]["template"]["spec"]
     return found
 
@@ -73,7 +69,7 @@ def test_downloads_may_connect_to_the_proxies_and_engines_without_downloads_may_
     by_name = {"ports": [{"port": 3128, "protocol": "TCP"}]}
     for more, serving in (({}, True), ({"cache": {"size": "1Gi"}}, False)):
         owner = stored(model=HUB, **more)
-        children = build_children(owner, spec_of(owner), Platform("engine:test", pods=PROXIED), 1)
+        children = manifests(owner, Platform("engine:test", pods=PROXIED))
         rules = {
             child["metadata"]["name"]: child["spec"]["egress"] for kind, child in children if kind == NETWORK_POLICY
         }

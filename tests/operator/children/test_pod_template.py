@@ -15,7 +15,7 @@ from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.insecure import INSECURE, context, of_engine
-from harness.objects import ANY_TEMPLATE, observed, pod, situation, spec_of, stored
+from harness.objects import ANY_TEMPLATE, desired_of, observed, pod, situation, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -26,7 +26,7 @@ SIDECAR = {"name": "proxy", "image": "proxy:1", "securityContext": SAFE}
 
 
 def template(**pod_template: Any) -> Object:
-    return build_template("chat", spec_of(stored(podTemplate=pod_template)), "engine:test", ANY_TEMPLATE)
+    return build_template(desired_of(stored(podTemplate=pod_template), ANY_TEMPLATE))
 
 
 def merged(**patch: Any) -> Object:
@@ -76,7 +76,7 @@ def test_a_template_that_breaks_the_engine_is_rejected_with_the_field_and_the_re
 
 
 def test_an_empty_template_is_none() -> None:
-    assert template() == template(spec={}) == build_template("chat", spec_of(stored()), "engine:test")
+    assert template() == template(spec={}) == build_template(desired_of(stored()))
 
 
 def test_sidecars_variables_volumes_and_metadata_are_added() -> None:
@@ -134,7 +134,7 @@ def test_a_violation_of_the_restricted_standard_is_reported_with_the_rule(case: 
 def test_by_default_the_operator_refuses_what_violates_the_restricted_standard(case: str) -> None:
     patch, words = INSECURE[case]
     with pytest.raises(TemplateRefused) as refused:
-        build_template("chat", spec_of(stored(podTemplate={"spec": patch})), "engine:test")
+        build_template(desired_of(stored(podTemplate={"spec": patch})))
     assert str(refused.value).startswith("spec.podTemplate: violates the restricted Pod Security Standard: ")
     assert words in str(refused.value)
     assert "podTemplate: any" in str(refused.value)
@@ -143,13 +143,13 @@ def test_by_default_the_operator_refuses_what_violates_the_restricted_standard(c
 def test_by_default_an_unconfined_apparmor_annotation_is_refused() -> None:
     annotations = {"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}
     with pytest.raises(TemplateRefused, match="must not be unconfined"):
-        build_template("chat", spec_of(stored(podTemplate={"metadata": {"annotations": annotations}})), "engine:test")
+        build_template(desired_of(stored(podTemplate={"metadata": {"annotations": annotations}})))
 
 
 @pytest.mark.parametrize("patch", MISTYPED)
 def test_a_value_of_the_wrong_type_never_passes_for_a_restricted_one(patch: Object) -> None:
     with pytest.raises(TemplateRefused, match=r"^spec\.podTemplate"):
-        build_template("chat", spec_of(stored(podTemplate={"spec": patch})), "engine:test")
+        build_template(desired_of(stored(podTemplate={"spec": patch})))
 
 
 def test_without_a_template_the_condition_is_absent() -> None:

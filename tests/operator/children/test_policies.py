@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fastgen_operator.children import build_children
-from fastgen_operator.children.deployment import build_disruption_budget
-from fastgen_operator.children.network_policy import CLUSTER_DNS, Neighbours
-from fastgen_operator.children.platform import Platform
-from fastgen_operator.children.service import build_pod_monitor
+from fastgen_operator.children.platform import CLUSTER_DNS, Neighbours, Platform
 from fastgen_operator.kinds import (
     DEPLOYMENT,
     INFERENCE_POOL,
     NETWORK_POLICY,
     OPTIONAL_KINDS,
+    POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     SERVICE_ACCOUNT,
     Kind,
     Object,
 )
-from harness.objects import spec_of, stored
+from harness.objects import manifest, manifests, stored
 
 OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
 PROMETHEUS = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
@@ -29,7 +27,7 @@ ALL = Platform("e", frozenset(OPTIONAL_KINDS), neighbours=Neighbours(operator=(O
 
 
 def children(platform: Platform = ALL, **spec: Any) -> dict[Kind, Object]:
-    return dict(build_children(stored(**spec), spec_of(stored(**spec)), platform, 1))
+    return dict(manifests(stored(**spec), platform))
 
 
 def policy(platform: Platform = ALL, **spec: Any) -> Object:
@@ -61,7 +59,7 @@ def test_a_node_can_always_be_drained_one_pod_at_a_time(
     min_available: int | None, replicas: int, budget: dict[str, int]
 ) -> None:
     owner = stored(disruption={} if min_available is None else {"minAvailable": min_available})
-    spec = build_disruption_budget(owner, spec_of(owner), replicas)["spec"]
+    spec = manifest(POD_DISRUPTION_BUDGET, owner, replicas=replicas)["spec"]
     assert spec == {
         **budget,
         "selector": {"matchLabels": {"fastgen.dev/deployment": "chat"}},
@@ -75,7 +73,7 @@ def test_a_node_can_always_be_drained_one_pod_at_a_time(
 def test_replicas_that_share_a_node_are_evicted_together(access_mode: str, budget: Object) -> None:
     """The replacement of the first evicted pod could not start on another node before the last one has left."""
     owner = stored(model={"source": "hf://owner/tiny"}, cache={"size": "1Gi", "accessMode": access_mode})
-    spec = build_disruption_budget(owner, spec_of(owner), 3)["spec"]
+    spec = manifest(POD_DISRUPTION_BUDGET, owner, replicas=3)["spec"]
     assert budget.items() <= spec.items()
     assert "minAvailable" not in spec
 
@@ -127,8 +125,8 @@ POD_IDENTITY = {
 
 def policies(**spec: Any) -> dict[str, Object]:
     """Return the specs of the NetworkPolicies by name."""
-    made = build_children(stored(**spec), spec_of(stored(**spec)), ALL, 1)
-    return {manifest["metadata"]["name"]: manifest["spec"] for kind, manifest in made if kind == NETWORK_POLICY}
+    made = manifests(stored(**spec), ALL)
+    return {each["metadata"]["name"]: each["spec"] for kind, each in made if kind == NETWORK_POLICY}
 
 
 def test_a_pod_that_downloads_its_model_can_reach_the_source() -> None:
@@ -163,7 +161,8 @@ def test_optional_kinds_are_created_only_if_installed_and_enabled() -> None:
 
 
 def test_the_pod_monitor_labels_every_series_with_the_deployment_and_has_extra_labels() -> None:
-    monitor = build_pod_monitor(stored(), {"release": "prometheus", "fastgen.dev/deployment": "not this"})
+    labels = (("release", "prometheus"), ("fastgen.dev/deployment", "not this"))
+    monitor = manifest(POD_MONITOR, stored(), replace(ALL, pod_monitor_labels=labels))
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert monitor["metadata"]["labels"]["fastgen.dev/deployment"] == "chat"
     assert monitor["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]

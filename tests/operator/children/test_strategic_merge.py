@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.children.pod import build_pod_spec
+from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.strategic_merge import merge
 from fastgen_operator.kinds import Object
-from harness.objects import spec_of, stored
+from harness.objects import desired_of, stored
 from harness.space import Space
 
 SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 SIDECAR = {"name": "proxy", "image": "proxy:1", "securityContext": SAFE}
-PLAIN = build_pod_spec("chat", spec_of(stored()), "engine:test")
+PLAIN = build_pod(desired_of(stored()))["spec"]
 
 
 def of_engine(**fields: Any) -> Object:

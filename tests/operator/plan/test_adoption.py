@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children import build_children
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, JOB, NETWORK_POLICY, SERVICE, Kind, Object
 from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
-from harness.objects import UID, applied, situation, spec_of, stored
+from harness.objects import UID, applied, manifests, situation, stored
 
 PLATFORM = Platform("engine:test")
 OWNER = stored()
@@ -27,7 +26,7 @@ LATER, EARLIER = "2026-01-03T00:00:00Z", "2026-01-01T00:00:00Z"
 def children(*references: Object, created: str = EARLIER) -> Observed:
     """Return a resource with all its children, which have these owners."""
     found = {}
-    for kind, manifest in build_children(OWNER, spec_of(OWNER), PLATFORM, 1):
+    for kind, manifest in manifests(OWNER, PLATFORM):
         live = applied(copy.deepcopy(manifest), uid=f"uid-{kind.name}", resourceVersion="1")
         live["metadata"] |= {"ownerReferences": list(references), "creationTimestamp": created}
         found[kind, live["metadata"]["name"]] = live

@@ -9,18 +9,28 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.metadata import SAFE_TO_EVICT
-from fastgen_operator.children.model_source import model_address, model_path
+from fastgen_operator.children.model_source import SAFE_TO_EVICT, model_files
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
+from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
-from harness.objects import applied, leaving, lose, observed, pod, replica_set, situation, spec_of, stored
+from harness.objects import (
+    applied,
+    desired_of,
+    leaving,
+    lose,
+    observed,
+    pod,
+    pod_template,
+    replica_set,
+    situation,
+    spec_of,
+    stored,
+)
 
 HUB = "hf://tests/tiny"
 PLATFORM = Platform("engine:test")
@@ -88,7 +98,7 @@ def test_pods_are_created_after_the_model_is_in_the_volume() -> None:
     assert seen.deployment is None
     assert seen.child(CLAIM) is not None
     (job,) = jobs(seen)
-    address = model_address(spec_of(seen.resource))
+    address = spec_of(seen.resource).model.address
     assert arguments(job) == [
         *("fetch", HUB, "--to", f"/mnt/models/{address}", "--revision", "main", "--keep", address),
     ]
@@ -107,9 +117,9 @@ def test_pods_keep_their_template_until_the_new_model_is_downloaded_and_scale_me
     assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
     (job,) = jobs(seen)
     kept = {word for flag, word in zip(arguments(job), arguments(job)[1:], strict=False) if flag == "--keep"}
-    assert kept == {old.rpartition("/")[2], model_address(spec_of(seen.resource))}, "the model that is served stays"
+    assert kept == {old.rpartition("/")[2], spec_of(seen.resource).model.address}, "the model that is served stays"
     seen = carried_out(finished(seen))
-    assert serves(seen) == model_path(spec_of(seen.resource)) != old
+    assert serves(seen) == model_files(desired_of(seen.resource)).path != old
     assert seen.deployment is not None
     assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 37
 
@@ -194,7 +204,7 @@ def test_a_finished_job_that_is_removed_is_not_missed() -> None:
     assert ready.reason != "Downloading"
     # A cleaner may be faster than the operator is to write to the volume: the status remembers it, too.
     uid = seen.children[CLAIM, "chat"]["metadata"]["uid"]
-    address = model_address(spec_of(seen.resource))
+    address = spec_of(seen.resource).model.address
     forgotten = with_claim(seen, annotations={})
     remembering = replace(forgotten, resource={**seen.resource, "status": {"cachedModel": f"{uid}/{address}"}})
     assert condition_of(remembering)[1].reason == "Cached"
@@ -211,7 +221,7 @@ def test_what_a_volume_remembers_is_of_one_claim_and_one_model() -> None:
     other = replace(seen, resource=cached(model={"revision": "v2"}))
     seen = carried_out(other)
     (job,) = jobs(seen)
-    address = model_address(spec_of(cached()))
+    address = spec_of(cached()).model.address
     assert address in arguments(job), "the model that the volume remembers stays in it"
     back = carried_out(replace(seen, resource=cached()))
     assert jobs(back) == [], "the first model is still there"
@@ -274,7 +284,7 @@ def test_a_cache_added_to_pods_that_download_themselves_is_filled_before_they_ch
 
 
 def template_of(owner: Object) -> Object:
-    template: Object = build_deployment(owner, spec_of(owner), "engine:test", 1)["spec"]["template"]
+    template: Object = pod_template(owner)
     return template
 
 
@@ -292,7 +302,7 @@ def test_each_kind_of_source_is_mounted_read_only_for_the_engine(source: str, pa
     owner = stored(model={"source": source})
     spec = template_of(owner)["spec"]
     engine = spec["containers"][0]
-    assert engine["args"][1] == path.format(address=model_address(spec_of(owner)))
+    assert engine["args"][1] == path.format(address=spec_of(owner).model.address)
     mounts = [mount for mount in engine["volumeMounts"] if mount["name"] == "models"]
     assert mounts == ([] if volume is None else [{"name": "models", "mountPath": "/mnt/models", "readOnly": True}])
     volumes = [each for each in spec["volumes"] if each["name"] == "models"]
@@ -313,7 +323,7 @@ def test_without_preload_the_pods_fill_the_volume() -> None:
 
 def test_the_address_distinguishes_sources_and_revisions_and_defaults_to_main() -> None:
     addresses = [
-        model_address(spec_of(stored(model=model)))
+        spec_of(stored(model=model)).model.address
         for model in (
             {"source": HUB},
             {"source": HUB, "revision": "main"},
@@ -614,3 +624,15 @@ def test_the_held_deployment_is_written_once_and_names_no_new_model() -> None:
     for manifest in deployments:
         assert seen.deployment is not None
         assert manifest["spec"] == seen.deployment["spec"]
+
+
+def test_a_refused_pod_template_leaves_the_volume_and_its_record_alone() -> None:
+    seen = served()
+    claim = seen.claim
+    assert claim is not None
+    assert CACHED_ANNOTATION in claim["metadata"]["annotations"]
+    refused = cached(podTemplate={"spec": {"containers": [{"name": "engine", "args": ["x"]}]}}, replicas=3)
+    plan = plan_of(replace(seen, resource=refused))
+    assert plan.problem is not None
+    assert plan.problem.reason == "PodTemplateRefused"
+    assert [apply.kind for apply in plan.applies] == [DEPLOYMENT]

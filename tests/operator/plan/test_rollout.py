@@ -12,7 +12,7 @@ from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
-from fastgen_operator.plan.rollout import unblock_rollout
+from fastgen_operator.plan.rollout import max_unavailable
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import DELETION_COST, deletion_costs
@@ -31,7 +31,7 @@ def gated() -> Object:
 
 
 def room(seen: Observed) -> int:
-    return unblock_rollout(situation(seen)).rollout.max_unavailable
+    return max_unavailable(situation(seen))
 
 
 ROOM: list[tuple[str, Observed, int]] = [

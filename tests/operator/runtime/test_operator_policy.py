@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.children import build_children
-from fastgen_operator.children.deployment import build_deployment
-from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
@@ -32,7 +29,7 @@ from fastgen_operator.kinds import (
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from harness.chart import SYSTEM, operator_kubeconfig
 from harness.insecure import INSECURE
-from harness.objects import ANY_TEMPLATE, spec_of
+from harness.objects import ANY_TEMPLATE, manifests
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from harness.user import create_refusal, refusal, server_of
@@ -91,7 +88,7 @@ NAMED: Object = {
 
 
 def children(owner: Object) -> dict[Kind, Object]:
-    return dict(build_children(owner, spec_of(owner), Platform("engine:test"), 1))
+    return dict(manifests(owner))
 
 
 def deployment(owner: Object) -> Object:
@@ -475,8 +472,8 @@ def test_what_violates_the_restricted_standard_is_refused_also_from_the_operator
 ) -> None:
     """The policy and the operator's own check have the same verdict."""
     patch, _ = INSECURE[case]
-    spec = spec_of({**owner, "spec": {**owner["spec"], "podTemplate": {"spec": patch}}})
-    built = build_deployment(owner, spec, "engine:test", 1, ANY_TEMPLATE)
+    unsafe = {**owner, "spec": {**owner["spec"], "podTemplate": {"spec": patch}}}
+    built = dict(manifests(unsafe, ANY_TEMPLATE))[DEPLOYMENT]
     try:
         words = dry(thief, DEPLOYMENT, built)
     except KubeError as error:

@@ -18,7 +18,7 @@ from yarl import URL
 
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
-from fastgen_operator.children.metadata import HTTP_PORT
+from fastgen_operator.pods import HTTP_PORT
 
 # A response has 3 KiB, or 30 KiB if the engine ignores the query.
 _LIMIT_BYTES: Final = 1 << 17

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from fastgen_operator.children.model_source import is_preloaded
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 
@@ -40,7 +39,7 @@ def unknown(reason: str, message: str) -> Condition:
 
 def not_observed(situation: Situation) -> Condition:
     """Return the condition for a Deployment that does not exist yet, or whose status is about an earlier spec."""
-    if situation.observed.deployment is None and is_preloaded(situation.spec) and not situation.is_cached:
+    if situation.observed.deployment is None and situation.spec.is_preloaded and not situation.is_cached:
         return unknown("WaitingForModel", "the pods are created when the model is downloaded")
     return unknown("NotObserved", "the Deployment controller has not yet observed the latest spec")
 

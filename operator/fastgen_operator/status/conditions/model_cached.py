@@ -18,14 +18,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
-from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
-from fastgen_operator.children.model_source import FETCH_CONTAINER, is_downloaded, is_preloaded
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
 from fastgen_operator.kinds import QUEUE_LABEL
 from fastgen_operator.objects import name_of
 from fastgen_operator.plan.model_cache import serves_model
 from fastgen_operator.plan.observed import has_condition
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import IMAGE_PULL_REASONS, Pod, queue_message
+from fastgen_operator.pods import FETCH_CONTAINER, IMAGE_PULL_REASONS, Pod, queue_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import is_about_volume
 
@@ -61,10 +60,10 @@ def model_cached(situation: Situation) -> Condition:
     """Compute the condition ModelCached."""
     observed, spec = situation.observed, situation.spec
     source = urlsplit(spec.model.source)
-    if not is_downloaded(spec):
+    if not spec.model.is_downloaded:
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
         return true("NotNeeded", f"the model is in {where}")
-    if is_preloaded(spec):
+    if spec.is_preloaded:
         if situation.is_cached or serves_model(situation):
             return true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
         return _of_jobs(situation) or _of_pods(observed.fetch_pods, situation)
@@ -130,7 +129,7 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
         if is_about_volume(words):
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
-        if nodes := volume_nodes(spec, observed.pods):
+        if nodes := situation.volume_nodes(observed.pods):
             place = f"on node {nodes[0]}, where the replicas hold the ReadWriteOnce volume {observed.key[1]}"
             remedy = "make room on that node, or remove spec.cache and add it again with accessMode ReadWriteMany"
             return _false(VOLUME_ON_ONE_NODE, f"pod {name} cannot be scheduled: {words}; it must run {place}", remedy)

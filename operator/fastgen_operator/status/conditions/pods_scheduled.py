@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE, volume_nodes
+from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import by_name
@@ -29,7 +29,7 @@ def pods_scheduled(situation: Situation) -> Condition:
         return true("ScaledToZero", "scaled to 0 replicas")
     if not pods:
         return unknown("NoPods", "no pod of the current template exists yet")
-    nodes = volume_nodes(spec, (*observed.pods, *observed.fetch_pods))
+    nodes = situation.volume_nodes((*observed.pods, *observed.fetch_pods))
     stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
     if stuck:
         gpu = spec.resources.gpu

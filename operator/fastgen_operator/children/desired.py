@@ -1,0 +1,98 @@
+"""The desired state of one FastGenDeployment: what its children are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastgen_operator.api import PodTemplate, Spec
+from fastgen_operator.children.platform import Platform
+from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL, Kind, Object
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+_QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desired:
+    """What the children must be like now, computed once before any of them is built.
+
+    Attributes:
+        replicas: number of replicas.
+        max_unavailable: how many of them a rollout may take away.
+        claim_size: size of the volume.
+        cached_model: the model that was downloaded to the volume, for an annotation; None if there is none.
+        queue: labels from which Kueue takes queue and priority. It reads them on Deployments, on Jobs, and on the pods
+            of other owners.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    spec: Spec
+    platform: Platform
+    replicas: int
+    max_unavailable: int
+    claim_size: str = ""
+    cached_model: str | None = None
+    queue: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def image(self) -> str:
+        """The engine's image."""
+        return self.spec.engine.image or self.platform.engine_image
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that select the pods. They never change: a Deployment's selector is immutable."""
+        return {OWNER_LABEL: self.name}
+
+    @property
+    def fetch_selector(self) -> dict[str, str]:
+        """Labels that select the pods of the download Jobs. They do not match `selector`."""
+        return {OWNER_LABEL: f"{self.name}{FETCH_SUFFIX}"}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of every child, and of the pods."""
+        return {
+            "app.kubernetes.io/name": "fastgen-engine",
+            "app.kubernetes.io/instance": self.name,
+            MANAGED_BY: "fastgen-operator",
+            **self.selector,
+        }
+
+    @property
+    def owner_reference(self) -> dict[str, Any]:
+        """The reference that makes the resource the controller of a child."""
+        return {
+            "apiVersion": FASTGEN.api_version,
+            "kind": FASTGEN.name,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+    def child(self, kind: Kind, built: Object) -> Object:
+        """Return what was built as a child: with the name of its owner unless it has another, and deleted with it."""
+        metadata = built.get("metadata", {})
+        return {
+            **built,
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "ownerReferences": [self.owner_reference],
+                **metadata,
+                "labels": {**metadata.get("labels", {}), **self.labels},
+            },
+        }
+
+
+def queue_labels(resource: Object, spec: Spec) -> dict[str, str]:
+    """Return the labels for Kueue of spec.podTemplate before those of the resource."""
+    given = {**resource["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
+    return {name: given[name] for name in _QUEUE_LABELS if name in given}

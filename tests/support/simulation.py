@@ -94,7 +94,7 @@ class SimulatedRunner:
     steps_in_flight: int = 1
     steps: list[StepInput] = field(default_factory=list)
     done_at: list[float] = field(default_factory=list)  # of each step, on the clock
-    # To check that the blocks that a step writes are held; None to leave it.
+    # To check that the blocks that a step reads and writes are held; None to leave it.
     pool: BlockPool | None = None
 
     def __post_init__(self) -> None:
@@ -156,6 +156,9 @@ class SimulatedRunner:
         row, size = int(step.rows[index]), self.block_size
         first, last = step.query_starts[index : index + 2].tolist()
         start = int(step.seq_lens[index]) - (last - first)
+        for place in range(-(-int(step.seq_lens[index]) // size)):
+            held = self.pool is None or self.pool._ref_counts[self._tables[row, place]]
+            assert held, "a step uses a block that was freed"
         if start:
             before = self._cache[self._tables[row, (start - 1) // size]][(start - 1) % size]
         else:
@@ -166,7 +169,6 @@ class SimulatedRunner:
         ):
             block = slot // size
             assert block == self._tables[row, (start + len(written)) // size], "the slot is not in the block table"
-            assert self.pool is None or self.pool._ref_counts[block], "a step writes to a block that was freed"
             before = _written(self._last_ids[row] if token < 0 else token, before)
             self._cache[block][slot % size] = before
             written.append(before)

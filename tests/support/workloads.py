@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastgen.core.request import Request, SamplingParams
@@ -22,10 +22,16 @@ def random_requests(
     vocabulary: int,
     samplings: Callable[[random.Random, int], list[SamplingParams]],
 ) -> list[Request]:
-    """Return requests with prompts of up to `longest` tokens, each with one of `samplings(generator, number)`."""
+    """Return requests with prompts of up to `longest` tokens, each with one of `samplings(generator, number)`.
+
+    A quarter of them repeat another, as those of a request for several choices or of a client that retries do.
+    """
     rng = random.Random(seed)
-    made = []
+    made: list[Request] = []
     for number in range(count):
+        if made and rng.random() < 0.25:
+            made.append(replace(rng.choice(made), id=str(number)))
+            continue
         sampling = rng.choice(samplings(rng, number))
         prompt = [rng.randrange(3, vocabulary) for _ in range(rng.randint(1, longest))]
         made.append(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
@@ -72,6 +78,15 @@ class Arrival:
         )
 
 
+def repeated(arrival: Arrival, delays: list[int]) -> list[Arrival]:
+    """Return an arrival and equal ones, each so many steps later, that nobody cancels.
+
+    Without a delay they are as those of a request for several choices; after a cancellation, as a client's retry.
+    """
+    equal = replace(arrival, shared=arrival.prompt)
+    return [equal, *(replace(equal, step=arrival.step + delay, cancel_after=None) for delay in delays)]
+
+
 @dataclass(frozen=True)
 class Workload:
     """Arrivals and the engine for them; `settings` are fields of EngineConfig besides budget and max sequences."""
@@ -85,26 +100,32 @@ class Workload:
 
 
 def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int = 100, most: int = 20) -> Workload:
-    """Return a mixed workload, over a cache that at least holds its longest request."""
+    """Return a mixed workload with repeated requests, over a cache that at least holds its longest request."""
     families, prefix_caching = rng.randint(1, 3), rng.random() < 0.8
-    arrivals = []
-    for _ in range(rng.randint(1, most)):
+    arrivals: list[Arrival] = []
+    count = rng.randint(1, most)
+    while len(arrivals) < count:
         prompt = rng.randint(1, rng.choice((8, longest_prompt // 3, longest_prompt)))
-        arrivals.append(
-            Arrival(
-                step=rng.randint(0, 40),
-                prompt=prompt,
-                generate=rng.randint(1, 30),
-                cancel_after=rng.randint(0, 25) if rng.random() < 0.2 else None,
-                ignore_eos=rng.random() < 0.5,
-                priority=rng.choice((0, 0, 0, -1, 1, 7)),
-                deadline=rng.uniform(0.01, 3) if rng.random() < 0.15 else None,
-                family=rng.randrange(families),
-                shared=rng.choice((0, rng.randint(0, prompt), prompt)),
-                salt=rng.choice(("", "", "", "tenant")) if prefix_caching else "",
-                prompt_logprobs=rng.random() < 0.15,
-            )
+        arrival = Arrival(
+            step=rng.randint(0, 40),
+            prompt=prompt,
+            generate=rng.randint(1, 30),
+            cancel_after=rng.randint(0, 25) if rng.random() < 0.2 else None,
+            ignore_eos=rng.random() < 0.5,
+            priority=rng.choice((0, 0, 0, -1, 1, 7)),
+            deadline=rng.uniform(0.01, 3) if rng.random() < 0.15 else None,
+            family=rng.randrange(families),
+            shared=rng.choice((0, rng.randint(0, prompt), prompt)),
+            salt=rng.choice(("", "", "", "tenant")) if prefix_caching else "",
+            prompt_logprobs=rng.random() < 0.15,
         )
+        if rng.random() < 0.3:
+            delays = [
+                rng.choice((0, 0, arrival.cancel_after or 1, rng.randint(0, 30))) for _ in range(rng.randint(1, 4))
+            ]
+            arrivals += repeated(arrival, delays)
+        else:
+            arrivals.append(arrival)
     least_blocks = max(-(-(a.prompt + a.generate) // block_size) for a in arrivals)
     max_sequences = rng.randint(1, 12)
     host_blocks = rng.choice((0, rng.randint(1, 2 * least_blocks), 1000))

@@ -37,8 +37,8 @@ class Scheduler:
     docs/decisions/022.
 
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
-    results. Blocks stay reserved as long as a step in flight writes them. No sequence is preempted while a step is in
-    flight: its last token would be unknown.
+    results. Blocks stay reserved while a step in flight reads or writes them. No sequence is preempted while a step
+    is in flight: its last token would be unknown.
 
     A step that ran out of memory is rolled back instead of settled. The next ones have fewer tokens and sequences.
     """
@@ -64,6 +64,8 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._ended: list[Sequence] = []  # ended, but computed by a step in flight
         self._in_flight: deque[StepPlan] = deque()
+        # Blocks of no sequence that steps in flight may still read, by the last of these steps.
+        self._replaced: dict[StepPlan, list[int]] = {}
         self._waiting = RequestQueue()
         self._held: dict[int, Sequence] = {}  # by ordinal
         self._deadlines = Deadlines()
@@ -191,7 +193,7 @@ class Scheduler:
                 self._discard_sample(sequence)
                 continue
             if computed >= (sequence.num_published_blocks + 1) * block_size:
-                self._kv_cache.publish(sequence, computed)
+                self._publish(sequence, computed)
             if token is not None:
                 grown.append(sequence)
                 if sequence.settle(computed, token):
@@ -202,17 +204,19 @@ class Scheduler:
                 self._retire(sequence)
         if any_ended:
             self._running = [sequence for sequence in self._running if sequence.finish_reason is None]
+        self.pool.release(self._replaced.pop(plan, []))
         return grown
 
     def roll_back(self, plan: StepPlan) -> None:
         """Undo the newest step that is not settled and has no results: its tokens are scheduled again.
 
         Its sequences keep the KV that earlier steps computed. If the step was to copy a sequence's KV between cache and
-        host, that KV is recomputed, because it is unknown whether it was copied. The device runs steps in order, so
-        what this step may still write to freed blocks is overwritten by the steps that use them next.
+        host, that KV is recomputed, because it is unknown whether it was copied. The caller waits for the device before
+        it launches another step: this one may still read and write the blocks that are freed.
         """
         newest = self._in_flight.pop()
         assert newest is plan, "steps are rolled back newest first"
+        self.pool.release(self._replaced.pop(plan, []))
         copied = {block for block, _ in plan.swap_in}
         for sequence, start, sampled in zip(plan.sequences, plan.starts, plan.samples, strict=True):
             sequence.num_in_flight -= 1
@@ -264,7 +268,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps."""
-        self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended)
+        assert self._replaced.keys() <= set(self._in_flight)
+        replaced = self._replaced.values()
+        self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended, replaced)
         counts = Counter(sequence.ordinal for plan in self._in_flight for sequence in plan.sequences)
         for sequence in (*self._running, *self.waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
@@ -303,11 +309,19 @@ class Scheduler:
         sequence.discard_sample()
         # Others must not read the block of the token that is computed again, so it has not been published.
         if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self.pool.block_size:
-            self._kv_cache.publish(sequence, sequence.num_computed_tokens)
+            self._publish(sequence, sequence.num_computed_tokens)
         self._kv_cache.truncate(sequence)
         if not sequence.block_table:
             self._running.remove(sequence)
             self._waiting.push(sequence)
+
+    def _publish(self, sequence: Sequence, num_computed: int) -> None:
+        """Add full blocks to the prefix cache. Keep the blocks that it replaces while steps in flight read them."""
+        replaced = self._kv_cache.publish(sequence, num_computed)
+        if self._in_flight:
+            self._replaced.setdefault(self._in_flight[-1], []).extend(replaced)
+        else:
+            self.pool.release(replaced)
 
     def _free_if_idle(self, ended: Sequence) -> None:
         """Free the blocks of a sequence that ended while steps in flight computed it, after the last of them."""

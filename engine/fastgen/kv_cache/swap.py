@@ -37,7 +37,8 @@ class Swapper:
 
     A swap-out reads blocks that earlier forward passes wrote, so it waits for them. A forward pass that does not write
     these blocks runs beside it. A swap-in writes blocks that no step in flight uses, because the scheduler frees blocks
-    only when no step in flight writes them: it may run beside earlier forward passes, and the next one waits for it.
+    only when no step in flight reads or writes them: it may run beside earlier forward passes, and the next one waits
+    for it.
     Copies run in the order of their steps, and so do those of one block or host block.
 
     Args:

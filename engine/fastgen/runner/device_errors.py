@@ -41,7 +41,11 @@ def first_line(error: Exception) -> str:
 
 
 def release_cached_memory() -> None:
-    """Return unused memory of torch's allocator to the GPU, so that it can be allocated again."""
+    """Wait for the GPU, and return unused memory of torch's allocator to it, so that it can be allocated again.
+
+    After that no step that was lost still writes blocks that have been freed.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -9,24 +11,25 @@ from hypothesis import strategies as st
 from fastgen.engine.core import Engine
 from support.checking import check_outcome, check_step
 from support.simulation import SimulatedRunner, make_engine
-from support.workloads import Arrival, Step, play
+from support.workloads import Arrival, Step, play, repeated
 
 BLOCK = 4
 MOST_ARRIVALS, LONGEST_PROMPT, LONGEST_OUTPUT = 24, 120, 30
 AMPLE = MOST_ARRIVALS * (LONGEST_PROMPT + LONGEST_OUTPUT + BLOCK) // BLOCK  # blocks
 
-arrival_lists = st.lists(
-    st.builds(
-        Arrival,
-        step=st.integers(0, 60),
-        prompt=st.one_of(st.integers(1, 12), st.integers(1, LONGEST_PROMPT)),
-        generate=st.integers(1, LONGEST_OUTPUT),
-        cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 25)),
-        ignore_eos=st.booleans(),
-    ),
-    min_size=1,
-    max_size=MOST_ARRIVALS,
+single_arrivals = st.builds(
+    Arrival,
+    step=st.integers(0, 60),
+    prompt=st.one_of(st.integers(1, 12), st.integers(1, LONGEST_PROMPT)),
+    generate=st.integers(1, LONGEST_OUTPUT),
+    cancel_after=st.one_of(st.none(), st.none(), st.integers(0, 25)),
+    ignore_eos=st.booleans(),
+    family=st.integers(0, 2),
 )
+repeated_arrivals = st.builds(repeated, single_arrivals, st.lists(st.integers(0, 25), min_size=1, max_size=3))
+arrival_lists = st.lists(
+    st.one_of(single_arrivals.map(lambda arrival: [arrival]), repeated_arrivals), min_size=1, max_size=MOST_ARRIVALS
+).map(lambda groups: list(chain.from_iterable(groups))[:MOST_ARRIVALS])
 
 
 @st.composite
@@ -63,7 +66,8 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
 ) -> None:
     token_budget = max_sequences + spare_budget
     runner = SimulatedRunner(AMPLE, BLOCK, steps_in_flight=steps_in_flight)
-    engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
+    # With the prefix cache, a prompt waits for a block that another one computes.
+    engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences, prefix_caching=False)
 
     def full(_: Engine, step: Step) -> None:
         left_behind = [c for c in step.plan.chunks if not c.samples]
@@ -85,11 +89,12 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     st.integers(12, 64),
     st.integers(0, 12),
     st.integers(1, 2),
+    st.sampled_from([0, 2]),
 )
 def test_a_long_prompt_delays_running_decodes_by_at_most_one_step(
-    decoders: int, long_prompt: int, token_budget: int, arrives_at: int, steps_in_flight: int
+    decoders: int, long_prompt: int, token_budget: int, arrives_at: int, steps_in_flight: int, shared: int
 ) -> None:
-    arrivals = [Arrival(step=0, prompt=2, generate=40) for _ in range(decoders)]
+    arrivals = [Arrival(step=0, prompt=2, generate=40, shared=shared) for _ in range(decoders)]
     arrivals.append(Arrival(step=arrives_at, prompt=long_prompt, generate=3))
     runner = SimulatedRunner(1000, BLOCK, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=12)

@@ -112,3 +112,17 @@ def test_a_prompt_waits_for_a_block_that_a_step_in_flight_computes() -> None:
     later = scheduled(s)
     assert second.num_cached_tokens == 4
     assert second in [chunk.sequence for chunk in later.chunks]
+
+
+def test_a_block_that_an_equal_one_replaces_stays_reserved_while_a_step_in_flight_reads_it() -> None:
+    s, arrive = scheduler(blocks=8, block_size=4), Arrivals()
+    for _ in range(2):
+        s.add(arrive(prompt=[5, 6, 7], generate=9, salt=""))
+    prompts, filling, reading = scheduled(s), scheduled(s), scheduled(s)
+    settle(s, prompts)
+    own, free = s.running[1].block_table[0], s.pool.num_free
+    settle(s, filling)
+    assert s.running[1].block_table[0] == s.running[0].block_table[0] != own
+    assert s.pool.num_free == free, "the block was freed under a step that reads it"
+    settle(s, reading)
+    assert s.pool.num_free == free + 1

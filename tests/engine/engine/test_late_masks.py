@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import pytest
@@ -91,6 +91,7 @@ def test_late_masks_change_no_token(seed: int, steps_in_flight: int) -> None:
         )
         for name in "abcdef"
     }
+    asked |= {name: replace(asked[source.choice("abcdef")], id=name) for name in "gh"}
     num_grammars = sum(each.sampling.grammar is not None for each in asked.values())
     engine._grammars = grammars = Late(
         *(Anything([source.choice([0, 0, 1, 2, 5]) for _ in range(5)]) for _ in range(num_grammars))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -16,7 +18,7 @@ from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.step_input import StepInput
-from fastgen.runner.device_errors import is_device_failure, is_out_of_memory
+from fastgen.runner.device_errors import is_device_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.interface import Mask
 from support.checking import check_outcome
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo
@@ -25,7 +27,7 @@ from support.workloads import Outcome, Step, Workload, play, random_workload
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS = 24
+WORKLOADS = 40
 
 
 class OutOfMemoryError(RuntimeError):
@@ -238,6 +240,19 @@ def test_other_errors_are_not_retried() -> None:
     engine.add(request("a"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()
+
+
+def test_the_gpu_is_idle_before_the_next_step_after_one_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost step may still write blocks that have been freed, and copies on another stream do not wait for it."""
+    called: list[str] = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        synchronize=lambda: called.append("synchronize"),
+        empty_cache=lambda: called.append("empty_cache"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    release_cached_memory()
+    assert called == ["synchronize", "empty_cache"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,10 +19,13 @@ POOLINGS = [Pooling(method="last"), Pooling(method="mean"), Pooling(method="logp
 
 
 def requests(rng: random.Random) -> list[Request]:
-    """Return prompts to pool and to continue, some with a common prefix."""
+    """Return prompts to pool and to continue, some with a common prefix, some equal."""
     prefix = [rng.randrange(1, 1000) for _ in range(40)]
-    made = []
+    made: list[Request] = []
     for number in range(rng.randint(4, 16)):
+        if made and rng.random() < 0.25:
+            made.append(replace(rng.choice(made), id=str(number)))
+            continue
         length = rng.choice((1, BLOCK, rng.randint(1, 12), rng.randint(1, 90)))
         tokens = prefix[: rng.choice((0, length))] + [rng.randrange(1, 1000) for _ in range(length)]
         pooling = rng.choice([None, *POOLINGS])

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastgen.engine import core
 from fastgen.kv_cache.swap import Swapper
 from fastgen.kv_cache.tensors import BlockPair
 from fastgen.model.step_input import StepInput
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine
-from support.workloads import play, random_workload
+from support.workloads import Arrival, play, random_workload
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -81,6 +82,10 @@ class Device:
         for stream in (FORWARD, COPIES):
             before = self._done_before[stream]
             before[FORWARD] = max(before[FORWARD], forward)
+
+    def host_waited(self) -> None:
+        """Note that the host knows all forward passes to be done."""
+        self.host_waited_for(self._enqueued[FORWARD])
 
     def _run(self, stream: str, reads: list[tuple[str, int]], writes: list[tuple[str, int]]) -> int:
         self._enqueued[stream] += 1
@@ -149,6 +154,7 @@ class SwappingRunner(SimulatedRunner):
     """A simulated device whose copies and forward passes are also enqueued on two streams."""
 
     steps_in_flight: int = 2
+    fails: bool = False  # launches run out of memory after their forward pass
     device: Device = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,6 +176,9 @@ class SwappingRunner(SimulatedRunner):
         forward = self.device.forward(reads, set((step.slot_mapping // self.block_size).tolist()))
         ticket = super().launch(step)
         self._numbers[id(ticket)] = forward
+        if self.fails:
+            self._launched.pop()
+            raise MemoryError
         return ticket
 
     def run_until(self, ticket: SimulatedTicket) -> None:
@@ -196,3 +205,23 @@ def test_copies_and_forward_passes_of_random_workloads_never_use_a_block_at_once
     assert swapped_out > 50
     assert swapped_in > 50
     assert 0 < waited < swapped_out + swapped_in, "some swap-outs run beside the next forward pass"
+
+
+def test_a_swap_in_follows_the_forward_passes_of_lost_steps_whose_blocks_it_overwrites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = SwappingRunner(4, BLOCK_SIZE, num_host_blocks=4)
+    monkeypatch.setattr(core, "release_cached_memory", runner.device.host_waited)
+    engine = make_engine(runner, token_budget=32, max_sequences=2, preemption="swap")
+    for number in range(2):
+        engine.add(Arrival(step=0, prompt=30, generate=30).request(number))
+    while not engine._scheduler.stats(0).num_swapped:
+        engine.step()
+    runner.fails = True
+    engine.step()  # launches a step that will be lost
+    runner.fails = False
+    (running,) = engine._scheduler.running
+    assert engine.cancel(running.id)
+    while engine.has_work:
+        engine.step()
+    assert sum(len(step.swap_in) for step in runner.steps) > 0

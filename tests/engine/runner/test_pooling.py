@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,11 @@ class Reference:
 
 
 def mixture() -> list[Request]:
-    """Return requests of all kinds, among them prompts of a token, of a block, and of several steps."""
+    """Return requests of all kinds, among them prompts of a token, of a block, of several steps, and equal ones."""
     lengths = [1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 90, 33]
     poolings = [pooled(i, n, kind) for i, n in enumerate(lengths) for kind in (LAST, MEAN, ANSWERS)]
     asked = [*poolings, *(generated(i, n) for i, n in enumerate([1, 20, 50]))]
+    asked += [replace(request, id=f"{request.id}-again") for request in asked[::4]]
     random.Random(3).shuffle(asked)
     return asked
 

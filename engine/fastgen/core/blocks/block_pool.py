@@ -81,13 +81,16 @@ class BlockPool:
             table.append(block)
         return table
 
-    def publish(self, table: list[int], tokens: list[int], salt: str, num_published: int, num_full: int) -> int | None:
+    def publish(
+        self, table: list[int], tokens: list[int], salt: str, num_published: int, num_full: int
+    ) -> dict[int, int]:
         """Add blocks `num_published` to `num_full - 1` of `table`, which are full, to the prefix cache.
 
-        Where the cache has an equal block already, that block replaces the sequence's own in `table`. Returns the index
-        of the first block that was replaced, or None.
+        Where the cache has an equal block already, that block replaces the sequence's own in `table`. Returns the
+        sequence's own blocks by their index in `table`. They keep their references until the caller releases them:
+        steps in flight may still read them.
         """
-        first_replaced = None
+        replaced: dict[int, int] = {}
         for index in range(num_published, num_full):
             key, own = self.key(table, tokens, salt, index), table[index]
             cached = self._prefix_cache.find(key)
@@ -95,11 +98,8 @@ class BlockPool:
                 self._prefix_cache.add(key, own)
             else:
                 self._ref(cached)
-                table[index] = cached
-                self._unref(own)
-                if first_replaced is None:
-                    first_replaced = index
-        return first_replaced
+                table[index], replaced[index] = cached, own
+        return replaced
 
     def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
         """Assert that every block is free, cached or referenced as often as it occurs in `tables`."""

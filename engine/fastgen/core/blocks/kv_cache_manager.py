@@ -68,17 +68,21 @@ class KVCacheManager:
         victim.num_preemptions += 1
         return copies
 
-    def publish(self, sequence: Sequence, num_computed: int) -> None:
-        """Add the full blocks among the first `num_computed` tokens of a sequence to the prefix cache."""
+    def publish(self, sequence: Sequence, num_computed: int) -> list[int]:
+        """Add the full blocks among the first `num_computed` tokens of a sequence to the prefix cache.
+
+        Returns the blocks of the sequence that equal blocks of the cache replaced. The caller releases them.
+        """
         if sequence.cache_salt is None:
-            return
+            return []
         num_full = num_computed // self.pool.block_size
-        first_replaced = self.pool.publish(
+        replaced = self.pool.publish(
             sequence.block_table, sequence.tokens, sequence.cache_salt, sequence.num_published_blocks, num_full
         )
-        if first_replaced is not None:
-            sequence.resend_blocks(first_replaced)
+        if replaced:
+            sequence.resend_blocks(min(replaced))
         sequence.num_published_blocks = num_full
+        return list(replaced.values())
 
     def truncate(self, sequence: Sequence) -> None:
         """Free the blocks beyond the computed tokens of a sequence."""
@@ -99,10 +103,17 @@ class KVCacheManager:
         self._host.release(sequence.host_blocks)
 
     def check_integrity(
-        self, running: abc.Sequence[Sequence], waiting: abc.Sequence[Sequence], ended: abc.Sequence[Sequence]
+        self,
+        running: abc.Sequence[Sequence],
+        waiting: abc.Sequence[Sequence],
+        ended: abc.Sequence[Sequence],
+        replaced: abc.Iterable[list[int]],
     ) -> None:
-        """Assert the invariants that hold between steps; `ended` are computed by steps in flight."""
-        self.pool.check_integrity([sequence.block_table for sequence in (*running, *ended)])
+        """Assert the invariants that hold between steps.
+
+        Steps in flight compute the sequences that `ended`, and may read the blocks that were `replaced`.
+        """
+        self.pool.check_integrity([*(sequence.block_table for sequence in (*running, *ended)), *replaced])
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
             assert 0 < sequence.num_computed_tokens <= len(sequence.tokens) - (sequence.pooling is None)

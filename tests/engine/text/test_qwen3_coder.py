@@ -137,16 +137,17 @@ def test_an_invalid_schema_does_not_break_the_parser(schema: dict[str, Any]) -> 
     FORMAT.rules([tool], json.dumps, most_calls=None)
 
 
-# Values are written without escapes, so one that contains the closing tag cannot be told from its end.
-WITHOUT_TAG = st.text('"\\\n</parameter>').filter(lambda text: "</parameter>" not in text)
+# Values are written without escapes. A closing tag before another tag cannot be told from the end of the value.
+PIECES = ["a", '"', "\\", "\n", "\t", " ", "<", ">", "=", "é", "</parameter>", "</parameter", "parameter>"]
+TEXT = st.lists(st.sampled_from(PIECES)).map("".join)
 ARGUMENTS = st.fixed_dictionaries(
-    {"text": st.text('a"\\\n\t </>=é')},
+    {"text": TEXT},
     optional={
         "count": st.integers(),
         "share": st.floats(allow_nan=False, allow_infinity=False),
         "sure": st.booleans(),
         "list": st.lists(st.fixed_dictionaries({"x": st.integers()}), max_size=2),
-        "point": st.fixed_dictionaries({"x": st.integers()}, optional={"y": WITHOUT_TAG}),
+        "point": st.fixed_dictionaries({"x": st.integers()}, optional={"y": TEXT}),
         "colour": st.sampled_from(["red", "green"]),
         "maybe": st.sampled_from(["", "\n", "a", None]),
         "maybe_count": st.none() | st.integers(),
@@ -161,6 +162,29 @@ def test_a_rendered_call_is_parsed_back_unchanged(calls: list[dict[str, Any]]) -
     text = shown(*calls)
     assert read([text]) == ("", calls)
     assert read(list(text)) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Close it with </parameter> here.",
+        "<a>\n</parameter>\n</a>",
+        "</parameter>",
+        "\n</parameter>",
+        "</parameter></parameter>\n",
+        "</parameter>\n</functional>",
+    ],
+)
+def test_a_closing_tag_that_no_other_tag_follows_is_text_of_the_value(text: str) -> None:
+    for arguments in ({"text": text}, {"text": "a", "point": {"x": 1, "y": text}}, {"text": text, "count": 3}):
+        written = shown(arguments, arguments)
+        assert read([written]) == read(list(written)) == ("", [arguments] * 2)
+
+
+@pytest.mark.parametrize("rest", ["", "\n", "\n</function", "\n</function>", "</tool_call>", "<tool_call>"])
+def test_a_value_that_was_closed_is_complete_wherever_the_generation_ends_behind_it(rest: str) -> None:
+    written = f"<tool_call>\n<function=f>\n<parameter=text>\na\n</parameter>{rest}"
+    assert read([written])[1] == read(list(written))[1] == [{"text": "a"}]
 
 
 def test_text_values_are_streamed() -> None:

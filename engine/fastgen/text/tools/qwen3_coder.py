@@ -25,6 +25,8 @@ _HEADER = re.compile(rf"({_OPEN}\s*)?{_FUNCTION}([^>\n]{{1,{_LONGEST_NAME}}})>")
 # Ends of a value. Models sometimes omit the closing tag, so other unlikely tags end a value too.
 _ENDS = (_PARAMETER_END, f"{_FUNCTION_END}\n{_CLOSE}", f"{_FUNCTION_END}{_CLOSE}")
 _VALUE_ENDS = (*(f"\n{tag}" for tag in (*_ENDS, _PARAMETER)), *_ENDS)
+# What follows a closed value. A closing tag before anything else is text of the value: values have no escapes.
+_AFTER_VALUE = (_PARAMETER, _FUNCTION_END, _CLOSE, _OPEN)
 _END_OF_VALUE = quoted(f"\n{_PARAMETER_END}\n")
 # Lark terminal: text without any of these.
 _TEXT = r"/(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<\/function>\n?<\/tool_call>|\n<parameter=)(?s:.*)/"
@@ -124,7 +126,7 @@ class _Reader(Machine):
 
     def _between(self) -> bool:
         """Find the next parameter or the function's end; ignore other text."""
-        _, found = self.take_until((_PARAMETER, _FUNCTION_END, _CLOSE, _OPEN))
+        _, found = self.take_until(_AFTER_VALUE)
         if not found and not self.ended:
             return False
         if self.buffer.startswith(_PARAMETER):
@@ -161,15 +163,34 @@ class _Reader(Machine):
 
     def _in_value(self) -> bool:
         taken, found = self.take_until(_VALUE_ENDS)
-        if self._parameter.is_text:
-            self._write(dumped(taken)[1:-1] + ('"' if found else ""))
-        else:
-            self._value += taken
-            self._write(self._parameter.value(self._value) if found else "")
+        self._add(taken)
         if found:
-            self.buffer = self.buffer.removeprefix("\n").removeprefix(_PARAMETER_END)
-            self.state = self._between
+            self.state = self._at_end
         return found
+
+    def _at_end(self) -> bool:
+        """End the value, unless its closing tag is text: no other tag follows."""
+        tag = next((mark for mark in (f"\n{_PARAMETER_END}", _PARAMETER_END) if self.buffer.startswith(mark)), "")
+        after = self.buffer.removeprefix(tag).lstrip()
+        may_follow = any(mark.startswith(after) for mark in _AFTER_VALUE)
+        if tag and may_follow and not self.ended:
+            return False
+        if tag and not may_follow and not after.startswith(_AFTER_VALUE):
+            self._add(tag)
+            self.buffer = self.buffer.removeprefix(tag)
+            self.state = self._in_value
+            return True
+        self._write('"' if self._parameter.is_text else self._parameter.value(self._value))
+        self.buffer = self.buffer.removeprefix("\n").removeprefix(_PARAMETER_END)
+        self.state = self._between
+        return True
+
+    def _add(self, text: str) -> None:
+        """Add text to the value."""
+        if self._parameter.is_text:
+            self._write(dumped(text)[1:-1])
+        else:
+            self._value += text
 
     def _closing(self) -> bool:
         """Drop what follows a function without meaning, its closing mark included."""

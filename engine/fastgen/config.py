@@ -26,7 +26,7 @@ __all__ = [
     "REASONING_PARSERS",
     "SERVER_SETTINGS",
     "TASKS",
-    "TOOL_PARSERS",
+    "TOOL_FORMATS",
     "ConfigError",
     "EngineConfig",
     "ServerConfig",
@@ -39,7 +39,14 @@ __all__ = [
 TASKS = ("auto", "generate", "embed", "score")
 POOLINGS = ("auto", "last", "mean")
 REASONING_PARSERS = ("auto", "think", "none")
-TOOL_PARSERS = ("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "json")
+# Tool-call formats: the class of each in `fastgen.text.tools`, which only the HTTP process imports.
+TOOL_FORMATS = {
+    "hermes": "hermes.Hermes",
+    "qwen3_coder": "qwen3_coder.Qwen3Coder",
+    "llama3_json": "plain_json.Llama3Json",
+    "mistral": "mistral.Mistral",
+    "json": "plain_json.PlainJson",
+}
 # By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
 # Largest step that `--token-budget auto` measures, in tokens.
@@ -321,7 +328,7 @@ class ServerConfig:
         "Format of the model's tool calls: hermes (also Qwen), qwen3_coder, llama3_json, mistral, or json for bare "
         "JSON. auto detects it from the chat template and vocabulary.",
         kind="choice",
-        choices=TOOL_PARSERS,
+        choices=("auto", *TOOL_FORMATS),
     )
     task: str = setting_field(
         "auto",

@@ -43,6 +43,7 @@ POINTS = {
 ALSO = {
     "add a sampling parameter": ('"typical_p"',),
     "add a model family": ('"post_attention_layernorm": "ffn_norm"',),
+    "add a tool-call format": ('"qwen3_coder" if "<function=" in template',),
     "add an autoscaling signal and its reason": ("class Rates",),
 }
 ON_PAGE = {

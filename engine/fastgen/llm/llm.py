@@ -19,6 +19,7 @@ from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat import ChatTemplateError
+from fastgen.text.message_form import Message
 from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput
@@ -26,7 +27,6 @@ from fastgen.text.stop_strings import given_stop_strings
 from fastgen.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
-Message = Mapping[str, Any]
 
 
 class LLM:

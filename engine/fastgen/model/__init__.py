@@ -14,5 +14,8 @@ class ModelError(ConfigError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, or the error's type if it has none."""
+    """Return the first line of a library's error message, or the error's type if it has none.
+
+    torch appends hints for its own developers.
+    """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -15,10 +15,10 @@ from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model import first_line
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
 from fastgen.model.processor import choose_cpu_dtype
 from fastgen.model.step_input import StepInputBuilder
-from fastgen.runner.device_errors import first_line
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
 

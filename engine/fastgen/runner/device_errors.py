@@ -35,11 +35,6 @@ def is_capture_failure(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "captur" in str(error)
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text: torch appends hints for its own developers."""
-    return (str(error).splitlines() or [""])[0].strip()
-
-
 def release_cached_memory() -> None:
     """Wait for the GPU, and return unused memory of torch's allocator to it, so that it can be allocated again.
 

@@ -21,7 +21,7 @@ from fastgen.server.http.host_check import is_loopback
 from fastgen.server.http.off_loop import prefer_event_loop
 from fastgen.server.http.server import FLUSH_SECONDS, HTTPServer
 from fastgen.server.http.tracing import Tracer
-from fastgen.server.loading import ModelFiles, load
+from fastgen.server.loading import ModelFiles, load_served_model
 from fastgen.server.processes import APIProcesses
 from fastgen.server.serving.held_memory import HeldMemory
 from fastgen.server.serving.lifecycle import Lifecycle
@@ -146,7 +146,7 @@ class APIProcess:
             supervising.cancel()
 
     async def _load_and_serve(self, supervising: asyncio.Task[None]) -> int:
-        loading = asyncio.create_task(load(self.files, self.server_config, self._start_engine()))
+        loading = asyncio.create_task(load_served_model(self.files, self.server_config, self._start_engine()))
         stopping = asyncio.create_task(self._stop_requested.wait())
         losing = asyncio.create_task(self._supervision.lost.wait())
         await asyncio.wait((loading, stopping, losing), return_when=asyncio.FIRST_COMPLETED)

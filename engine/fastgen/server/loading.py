@@ -59,7 +59,7 @@ class ModelFiles:
         return replace(config, model=str(self.source.path))
 
 
-async def load(files: ModelFiles, config: ServerConfig, engine: asyncio.Task[EngineClient]) -> ServedModel:
+async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asyncio.Task[EngineClient]) -> ServedModel:
     """Return the model once its engine is ready.
 
     Args:

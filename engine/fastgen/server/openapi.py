@@ -10,23 +10,23 @@ from fastapi.openapi.utils import get_openapi
 
 from fastgen.server.openai.pooling.embeddings import Embeddings
 from fastgen.server.openai.pooling.rerank import Ranking, Scores
-from fastgen.server.openai.response_api.objects import Response
+from fastgen.server.openai.response_api.objects import ResponseBody
 from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
-from fastgen.server.openai.tokenization import Text, Tokens
+from fastgen.server.openai.tokenization import DetokenizeResponse, TokenizeResponse
 from fastgen.server.probes import Load, Status, Version
 
 _REF = "#/components/schemas/{name}"
 _RESPONSES: dict[str, type] = {
     "/v1/completions": Completion,
     "/v1/chat/completions": ChatCompletion,
-    "/v1/responses": Response,
+    "/v1/responses": ResponseBody,
     "/v1/embeddings": Embeddings,
     "/v1/score": Scores,
     "/v1/rerank": Ranking,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
-    "/tokenize": Tokens,
-    "/detokenize": Text,
+    "/tokenize": TokenizeResponse,
+    "/detokenize": DetokenizeResponse,
     "/health": Status,
     "/ready": Status,
     "/version": Version,

@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.text.template_shapes import SHAPES, Shape, source_of
-from fastgen.server.openai.messages import Message, Tool
+from fastgen.server.openai.messages import ChatMessage, Tool
 from fastgen.text.chat import ChatTemplate, ChatTemplateError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -132,7 +132,7 @@ def test_prompts_equal_those_of_transformers(shape: str, conversation: str, with
     except Exception:  # the template rejects this conversation
         expected = None
     ours = ChatTemplate(source_of(shape), SPECIAL)
-    received = [Message.model_validate(message).for_template() for message in messages]
+    received = [ChatMessage.model_validate(message).for_template() for message in messages]
     described = [Tool.model_validate(tool).for_template() for tool in tools or []]
     try:
         rendered = ours.render(received, tools=described)
@@ -150,7 +150,7 @@ def test_no_earlier_call_is_lost_and_no_none_is_printed(shape: str) -> None:
     for content in (None, "", []):
         messages = [USER, {"role": "assistant", "content": content, "tool_calls": [call(1)]}]
         try:
-            shown = template.render([Message.model_validate(message).for_template() for message in messages])
+            shown = template.render([ChatMessage.model_validate(message).for_template() for message in messages])
         except ChatTemplateError:
             continue
         assert "None" not in shown

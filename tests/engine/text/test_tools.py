@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.matching import byte_tokenizer, matches
+from fastgen.config import TOOL_FORMATS
 from fastgen.core.request import Grammar
 from fastgen.text.chat import ChatTemplate
 from fastgen.text.output_events import CallArguments, CallBegun, Collected, OutputEvent
@@ -21,7 +22,7 @@ from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
-from fastgen.text.tools.registry import call_grammar, choose_format, describe
+from fastgen.text.tools.registry import call_grammar, choose_format, describe_tools
 
 OFFERED = [OfferedTool("f", {}), OfferedTool("g", {})]
 Found = tuple[str, list[tuple[str, str]]]
@@ -269,8 +270,10 @@ def test_the_format_follows_from_template_and_vocabulary(
     assert type(choose_format("auto", tokenizer)).__name__ == name
 
 
-def test_the_flag_overrides_the_detected_format() -> None:
-    assert choose_format("llama3_json", byte_tokenizer(ChatTemplate("<tool_call>", {}))).name == "llama3_json"
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_the_flag_overrides_the_detected_format(name: str) -> None:
+    chosen = choose_format(name, byte_tokenizer(ChatTemplate("<tool_call>", {})))
+    assert type(chosen).__name__.lower() == {"json": "plainjson"}.get(name, name.replace("_", ""))
 
 
 def test_markers_that_are_special_tokens_are_shown_to_the_parser() -> None:
@@ -341,6 +344,6 @@ def test_a_grammar_can_allow_calls_or_a_structured_answer() -> None:
 
 
 def test_a_model_without_tools_in_its_template_gets_them_as_system_text() -> None:
-    told = describe(PLAIN, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    told = describe_tools(PLAIN, [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
     assert json.dumps({"name": "f", "parameters": {"type": "object"}}) in told
     assert PLAIN.example in told

@@ -23,10 +23,10 @@ _MAX_TOOL_NAME_LENGTH = 256
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-Text = str | list[dict[str, Any]]
+TextContent = str | list[dict[str, Any]]
 
 
-def content_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> Text:
+def content_of(content: Any, kinds: Container[str] = ("text", "refusal")) -> TextContent:
     """Return a message's content: a string, or its parts as parts of type `text`.
 
     Raises:
@@ -49,14 +49,14 @@ def _text_part(part: dict[str, Any], kinds: Container[str]) -> dict[str, Any]:
     return part if kind == "text" else {"type": "text", "text": part[field]}
 
 
-def text_of(content: Text | None) -> str:
+def text_of(content: TextContent | None) -> str:
     """Return content as one string."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
 
 
-def with_text(content: Text | None, *, before: str = "", after: str = "") -> Text:
+def with_text(content: TextContent | None, *, before: str = "", after: str = "") -> TextContent:
     """Return content with more text before or after it, in the same form."""
     if isinstance(content, list):
         first, last = ([{"type": "text", "text": text.strip("\n")}] if text else [] for text in (before, after))
@@ -79,8 +79,8 @@ def _tool_call(call: Any) -> dict[str, Any]:
 
 
 _Part = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "required": ["type"]})]
-Content = Annotated[
-    Text | None,
+MessageContent = Annotated[
+    TextContent | None,
     PlainValidator(
         lambda value: None if value is None else content_of(value), json_schema_input_type=str | list[_Part] | None
     ),
@@ -91,13 +91,13 @@ ToolCalls = Annotated[
 ]
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One message; unknown fields are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
     role: String
-    content: Content = None
+    content: MessageContent = None
     tool_calls: ToolCalls = None
 
     def for_template(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Message(BaseModel):
         return {"role": self.role, "content": self.content, **others, **calls}
 
 
-class Function(BaseModel):
+class ToolFunction(BaseModel):
     """A function that the model may call."""
 
     model_config = ConfigDict(extra="allow")
@@ -128,7 +128,7 @@ class Tool(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 

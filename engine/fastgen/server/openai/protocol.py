@@ -24,7 +24,7 @@ from fastgen.server.openai.fields.types import (
     Prompts,
     ReasoningEffort,
     Seed,
-    StopStrings,
+    Stops,
     String,
     ThinkingBudget,
     TokenIdTuple,
@@ -34,7 +34,7 @@ from fastgen.server.openai.fields.types import (
     field_error,
 )
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, refused
-from fastgen.server.openai.messages import Message, Tool, ToolChoice
+from fastgen.server.openai.messages import ChatMessage, Tool, ToolChoice
 from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.rendered_request import RenderedRequest
@@ -72,7 +72,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
     logit_bias: LogitBias = ()
     bad_words: BadWords = ()
     seed: Seed | None = Field(None, description="-1 is random")
-    stop: StopStrings = ()
+    stop: Stops = ()
     stop_token_ids: TokenIdTuple = ()
     include_stop_str_in_output: Boolean | None = None
     no_stop_trim: Boolean | None = Field(None, description="the same as `include_stop_str_in_output`")
@@ -242,7 +242,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     # Whether functions without `strict` are strict, where the tool format can enforce it; so in /v1/responses.
     is_strict_by_default: ClassVar[bool] = False
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Integer | None = None
     logprobs: Boolean | None = None
     top_logprobs: Integer | None = None

@@ -15,7 +15,7 @@ from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat_rendering import chat_prompt
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
-from fastgen.server.openai.messages import Message
+from fastgen.server.openai.messages import ChatMessage
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses import json_response
 from fastgen.server.openai.tool_calling import offered_tools
@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 1 << 20
 class TokenizeRequest(ChatRequest):
     """Body of /tokenize: a prompt, or the fields of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None  # type: ignore[assignment]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None  # type: ignore[assignment]
     prompt: String | None = None
     return_token_strs: Boolean | None = None
 
@@ -44,7 +44,7 @@ class DetokenizeRequest(BaseModel):
     tokens: TokenIds
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenizeResponse(msgspec.Struct, frozen=True):
     """Response of /tokenize; `token_strs` are the vocabulary's spellings, if requested."""
 
     count: int
@@ -53,7 +53,7 @@ class Tokens(msgspec.Struct, frozen=True):
     token_strs: list[str | None] | UnsetType = UNSET
 
 
-class Text(msgspec.Struct, frozen=True):
+class DetokenizeResponse(msgspec.Struct, frozen=True):
     """Response of /detokenize."""
 
     prompt: str
@@ -81,7 +81,7 @@ async def _tokenize(body: TokenizeRequest, model: ServedModel) -> Response:
     guarded = None if body.messages is None else model.guarded
     tokens = await encode_rendered(model.tokenizer, guarded, text, "messages", add_special_tokens=add_special_tokens)
     token_strs = [model.tokenizer.backend.id_to_token(token) for token in tokens] if body.return_token_strs else UNSET
-    return json_response(Tokens(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
+    return json_response(TokenizeResponse(len(tokens), model.engine.info.max_model_length, tokens, token_strs))
 
 
 def _rendered(body: TokenizeRequest, model: ServedModel) -> str:
@@ -99,4 +99,4 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     if invalid is not None:
         raise field_error("tokens", f"{invalid} is not in the vocabulary; use ids from 0 to {size - 1}")
     text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response(Text(text))
+    return json_response(DetokenizeResponse(text))

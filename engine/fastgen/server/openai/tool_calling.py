@@ -16,7 +16,7 @@ from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.grammar import MOST_GRAMMAR_BYTES, arguments_grammar
 from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.format import OfferedTool, ToolFormat
-from fastgen.text.tools.registry import call_grammar, describe, free_grammar
+from fastgen.text.tools.registry import call_grammar, describe_tools, free_grammar
 
 # Rules of one tool besides its schema, about.
 _BYTES_PER_TOOL = 256
@@ -165,7 +165,7 @@ def described(
     They serve chat templates without tools. The description is in the system message or, because some templates
     reject system messages, in the first user message.
     """
-    description, first = describe(format, tools), messages[0]
+    description, first = describe_tools(format, tools), messages[0]
     if first["role"] == "system":
         return [[{**first, "content": with_text(first["content"], after=f"\n\n{description}")}, *messages[1:]]]
     with_system = [{"role": "system", "content": description}, *messages]

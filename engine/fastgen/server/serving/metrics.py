@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from fastgen.core.request import FinishReason
 from fastgen.core.step_output import EagerReason
 from fastgen.link.messages import EngineInfo, StepReport
-from fastgen.server.serving.metrics_exchange import Family, Sum
+from fastgen.server.serving.metrics_exchange import MetricFamily, Sum
 from fastgen.server.serving.plain_metrics import PlainCounter, PlainHistogram
 from fastgen.server.serving.vllm_metrics import WithVLLMNames
 
@@ -246,7 +246,7 @@ class Metrics:
         self._rejected.labels(self._model_name, reason).inc()
 
     def expose(
-        self, accept: str, num_open: int, names: Sequence[str] = (), others: Sequence[Family] = ()
+        self, accept: str, num_open: int, names: Sequence[str] = (), others: Sequence[MetricFamily] = ()
     ) -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that the Accept header prefers.
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 _TIMEOUT_SECONDS = 5.0
 
 
-class Family(msgspec.Struct, array_like=True):
+class MetricFamily(msgspec.Struct, array_like=True):
     """A metric of one process.
 
     Attributes:
@@ -71,7 +71,7 @@ class MetricsExchange:
                 part.rename(self._last(self._process))
             server.close()
 
-    async def others(self) -> list[Family]:
+    async def others(self) -> list[MetricFamily]:
         """Return the metrics of all other processes.
 
         Raises:
@@ -81,11 +81,11 @@ class MetricsExchange:
         answers = await asyncio.gather(*(self._ask(number) for number in numbers))
         return [family for families in answers for family in families]
 
-    async def _ask(self, number: int) -> list[Family]:
+    async def _ask(self, number: int) -> list[MetricFamily]:
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 answer = await self._answer_of(number)
-            return msgspec.msgpack.decode(answer, type=list[Family])
+            return msgspec.msgpack.decode(answer, type=list[MetricFamily])
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
             raise OSError(f"process {number}: {type(error).__name__}") from None
 
@@ -116,11 +116,11 @@ class MetricsExchange:
         return self._folder / f"metrics-{number}.last"
 
 
-def families_of(registry: CollectorRegistry) -> Iterator[Family]:
+def families_of(registry: CollectorRegistry) -> Iterator[MetricFamily]:
     """Yield the metrics of a registry."""
     for metric in registry.collect():
         samples = [(sample.name, dict(sample.labels), sample.value) for sample in metric.samples]
-        yield Family(metric.name, metric.documentation, metric.type, samples)
+        yield MetricFamily(metric.name, metric.documentation, metric.type, samples)
 
 
 class Sum(Collector):
@@ -129,13 +129,13 @@ class Sum(Collector):
     Infos are not added up: only the process that describes the engine has them.
     """
 
-    def __init__(self, own: CollectorRegistry, others: Sequence[Family]) -> None:
+    def __init__(self, own: CollectorRegistry, others: Sequence[MetricFamily]) -> None:
         self._own = own
         self._others = others
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        families: dict[str, Family] = {}
+        families: dict[str, MetricFamily] = {}
         is_described = not any(family.type == "info" for family in self._others)
         own = [family for family in families_of(self._own) if family.type != "info" or is_described]
         sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}

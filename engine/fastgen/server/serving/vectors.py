@@ -7,10 +7,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Vector = npt.NDArray[np.float32]
+EmbeddingVector = npt.NDArray[np.float32]
 
 
-def vector(pooled: bytes, dimensions: int | None, *, normalised: bool) -> Vector:
+def vector(pooled: bytes, dimensions: int | None, *, normalised: bool) -> EmbeddingVector:
     """Return the embedding [dimensions] of a pooled prompt.
 
     It is the first `dimensions` values of the pooled state, scaled to length 1 if `normalised`.
@@ -24,11 +24,11 @@ def vector(pooled: bytes, dimensions: int | None, *, normalised: bool) -> Vector
     if not normalised:
         return values
     length = np.linalg.norm(values.astype(np.float64))
-    scaled: Vector = (values / max(float(length), 1e-12)).astype(np.float32)
+    scaled: EmbeddingVector = (values / max(float(length), 1e-12)).astype(np.float32)
     return scaled
 
 
-def similarity(a: Vector, b: Vector) -> float:
+def similarity(a: EmbeddingVector, b: EmbeddingVector) -> float:
     """Return the cosine of the angle between two vectors of length 1."""
     return float(np.dot(a.astype(np.float64), b.astype(np.float64)))
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastgen.text.schemas.errors import SchemaError, within
 
-TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+JSON_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 _Schema = Mapping[str, Any]
 # Keywords that apply schemas to the same value: what these evaluate is not visible in the schema itself.

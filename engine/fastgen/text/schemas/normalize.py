@@ -187,9 +187,9 @@ def _types(value: Any, place: str, _level: int) -> Any:
     types = [value] if isinstance(value, str) else value
     if not isinstance(types, list) or not types or not all(isinstance(name, str) for name in types):
         raise SchemaError.at(place, "must be the name of a type, or a list of them")
-    unknown = next((name for name in types if name not in keywords.TYPES), None)
+    unknown = next((name for name in types if name not in keywords.JSON_TYPES), None)
     if unknown is not None:
-        raise SchemaError.at(place, f"{unknown[:40]!r} is not one of {', '.join(sorted(keywords.TYPES))}")
+        raise SchemaError.at(place, f"{unknown[:40]!r} is not one of {', '.join(sorted(keywords.JSON_TYPES))}")
     kept = list(dict.fromkeys(name for name in types if not (name == "integer" and "number" in types)))
     return kept[0] if len(kept) == 1 else kept
 

@@ -46,9 +46,8 @@ Spell = Callable[[str], str]
 
 
 class ToolFormat(Protocol):
-    """Base class of the formats; the name is a value of `--tool-parser`."""
+    """Base class of the formats, which `TOOL_FORMATS` in `fastgen.config` lists."""
 
-    name: str
     # Text that begins the calls and nothing else; "" if a call begins the generation, and looks like other JSON.
     opening: str
     # More texts that the parser takes for the beginning of a call.

@@ -20,7 +20,6 @@ _HEAD = re.compile(rf"(?:\s|{_OPEN}|```(?:json)?(?=[\s{{\[]))*")
 class Hermes(ToolFormat):
     """The Hermes format."""
 
-    name = "hermes"
     opening = _OPEN
     marks: tuple[str, ...] = (_OPEN, _CLOSE)
     example = f'{_OPEN}\n{{"name": <function name>, "arguments": <object>}}\n{_CLOSE}'

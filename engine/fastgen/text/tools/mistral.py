@@ -27,7 +27,6 @@ _HEAD = re.compile(rf"(?:\s|{re.escape(_CALLS)})*")
 class Mistral(ToolFormat):
     """The list format, up to tokenizer version 7."""
 
-    name = "mistral"
     opening = _CALLS
     marks: tuple[str, ...] = (_CALLS, _ARGS, _ID)
     example = f'{_CALLS}[{{"name": <function name>, "arguments": <object>}}]'

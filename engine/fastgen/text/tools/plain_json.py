@@ -18,7 +18,6 @@ _SEPARATORS = (";", ",", "}", _PYTHON_TAG)
 class PlainJson(ToolFormat):
     """Generations that are only calls: `{"name": ..., "arguments": ...}`, or a list of them."""
 
-    name = "json"
     opening = ""
     other_openings = (_PYTHON_TAG,)
     head = rf"(\s|{escaped(_PYTHON_TAG)}|```(json)?)*"
@@ -40,7 +39,6 @@ class PlainJson(ToolFormat):
 class Llama3Json(PlainJson):
     """Llama 3.1 and 3.2: the key is `parameters`, and a special token may come first."""
 
-    name = "llama3_json"
     marks = (_PYTHON_TAG,)
     example = '{"name": <function name>, "parameters": <object>}'
     _arguments = "parameters"

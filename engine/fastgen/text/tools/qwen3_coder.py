@@ -35,7 +35,6 @@ _TEXT = r"/(?s:.*)/ & ~/(?s:.*)(<\/parameter>|<\/function>\n?<\/tool_call>|\n<pa
 class Qwen3Coder(ToolFormat):
     """The Qwen3-Coder format."""
 
-    name = "qwen3_coder"
     opening = _OPEN
     other_openings = (_FUNCTION,)
     marks: tuple[str, ...] = (_OPEN, _CLOSE)

@@ -7,25 +7,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 
-from fastgen.config import TOOL_PARSERS
+from fastgen.config import TOOL_FORMATS
 from fastgen.core.request import Grammar
 from fastgen.text.grammar import escaped, json_body
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted
-from fastgen.text.tools.hermes import Hermes
-from fastgen.text.tools.mistral import Mistral, MistralArguments
-from fastgen.text.tools.plain_json import Llama3Json, PlainJson
-from fastgen.text.tools.qwen3_coder import Qwen3Coder
+from fastgen.text.tools.mistral import MistralArguments
 
 # Special tokens that a Lark grammar can name directly; others are named by id.
 _NAMED = re.compile(r"<[^\s<>\[\]]+>")
-
-
-_FORMATS: dict[str, type[ToolFormat]] = {
-    kind.name: kind for kind in (Hermes, Llama3Json, Mistral, PlainJson, Qwen3Coder)
-}
-assert {"auto", *_FORMATS} == set(TOOL_PARSERS)
 
 
 def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
@@ -33,7 +25,8 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     name = _detect(tokenizer) if name == "auto" else name
     if name == "mistral" and _has(tokenizer, "[ARGS]"):
         return MistralArguments()
-    return _FORMATS[name]()
+    kind: type[ToolFormat] = resolve_name(f"{__package__}.{TOOL_FORMATS[name]}")
+    return kind()
 
 
 def _detect(tokenizer: Tokenizer) -> str:
@@ -135,7 +128,7 @@ def _spelled(tokenizer: Tokenizer, mark: str) -> str:
     return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
 
 
-def describe(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:
+def describe_tools(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:
     """Return the system text that describes tools to a model whose template does not."""
     listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     return (

@@ -95,7 +95,7 @@ def test_a_template_error_is_reported_with_tools_too() -> None:
         chat_prompt(body, model, offered_tools(body, model))
 
 
-@pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[format.name for format in FORMATS])
+@pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[type(format).__name__ for format in FORMATS])
 @pytest.mark.parametrize(
     ("fields", "may_be_called", "several"),
     [

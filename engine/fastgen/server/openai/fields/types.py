@@ -133,7 +133,7 @@ _TokenId = Annotated[int, Field(ge=0)]
 _NotEmpty = Field(min_length=1)
 _Strings = str | list[str] | None
 
-StopStrings = Annotated[
+Stops = Annotated[
     tuple[str, ...],
     PlainValidator(
         partial(_strings, item="stop string", max_items=_MAX_STOP_STRINGS),

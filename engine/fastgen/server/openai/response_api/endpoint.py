@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi import Response as HTTPResponse
+from fastapi import APIRouter, Request, Response
 
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat import admit_chat, chat_usage
-from fastgen.server.openai.response_api.objects import ItemStatus, Response, ResponseError, begun_response, finished
+from fastgen.server.openai.response_api.objects import ItemStatus, ResponseBody, ResponseError, begun_response, finished
 from fastgen.server.openai.response_api.output import ItemEvent, Output
 from fastgen.server.openai.response_api.request import ALIASES, ResponseRequest
 from fastgen.server.openai.responses import json_response
@@ -26,7 +25,7 @@ router = APIRouter(route_class=JSONRoute)
 
 
 @router.post("/v1/responses")
-async def create_response(body: ResponseRequest, request: Request) -> HTTPResponse:
+async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Generate a response. It is not stored."""
     service: Service = request.app.state.service
     name = service.check_model(body.model)
@@ -39,7 +38,7 @@ async def create_response(body: ResponseRequest, request: Request) -> HTTPRespon
     return await while_connected(request, _complete(handler, begun))
 
 
-async def _complete(handler: RequestHandler, begun: Response) -> HTTPResponse:
+async def _complete(handler: RequestHandler, begun: ResponseBody) -> Response:
     with handler:
         (output,) = await handler.finish()
     written = Output(handler.rendered)
@@ -55,7 +54,7 @@ class _ResponseEvents:
     The last event says that the stream has ended, so no end mark follows.
     """
 
-    def __init__(self, handler: RequestHandler, begun: Response) -> None:
+    def __init__(self, handler: RequestHandler, begun: ResponseBody) -> None:
         self._handler = handler
         self._begun = begun
         self._output = Output(handler.rendered)
@@ -78,7 +77,7 @@ class _ResponseEvents:
             msgspec.structs.replace(self._begun, status="failed", error=ResponseError(error.message)), "incomplete"
         )
 
-    def _end(self, response: Response, last_status: ItemStatus) -> bytes:
+    def _end(self, response: ResponseBody, last_status: ItemStatus) -> bytes:
         closing = self._encode(self._output.close(last_status))
         kind = "incomplete" if response.status == "cancelled" else response.status
         complete = msgspec.structs.replace(response, output=self._output.items)

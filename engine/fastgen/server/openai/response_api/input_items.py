@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen.server.openai.messages import Text, content_of
+from fastgen.server.openai.messages import TextContent, content_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -67,7 +67,7 @@ def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _content(content: Any) -> Text:
+def _content(content: Any) -> TextContent:
     try:
         return content_of(content, _TEXT_PARTS)
     except ValueError as error:

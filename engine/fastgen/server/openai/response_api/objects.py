@@ -14,10 +14,10 @@ from fastgen.server.openai.responses import CompletionTokensDetails, CompletionU
 from fastgen.server.serving.request_handler import RequestHandler
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
 
 
-class OutputText(Struct, frozen=True, tag="output_text"):
+class TextPart(Struct, frozen=True, tag="output_text"):
     """Text of a message."""
 
     text: str
@@ -25,7 +25,7 @@ class OutputText(Struct, frozen=True, tag="output_text"):
     logprobs: list[None] = []
 
 
-class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
+class ReasoningPart(Struct, frozen=True, tag="reasoning_text"):
     """Text of the reasoning."""
 
     text: str
@@ -35,7 +35,7 @@ class MessageItem(Struct, frozen=True, tag="message"):
     """A message of the model."""
 
     id: str
-    content: list[OutputText]
+    content: list[TextPart]
     status: ItemStatus
     role: Literal["assistant"] = "assistant"
 
@@ -44,7 +44,7 @@ class ReasoningItem(Struct, frozen=True, tag="reasoning"):
     """The model's reasoning."""
 
     id: str
-    content: list[ReasoningText]
+    content: list[ReasoningPart]
     status: ItemStatus
     summary: list[None] = []
 
@@ -104,13 +104,13 @@ class ResponseError(Struct, frozen=True):
     code: Literal["server_error"] = "server_error"
 
 
-class Response(Struct, frozen=True):
+class ResponseBody(Struct, frozen=True):
     """A response, with the settings of its request."""
 
     id: str
     created_at: int
     model: str
-    status: Status
+    status: ResponseStatus
     output: list[Item]
     instructions: str | None
     max_output_tokens: int | None
@@ -140,13 +140,13 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-def begun_response(body: ResponseRequest, handler: RequestHandler, name: str) -> Response:
+def begun_response(body: ResponseRequest, handler: RequestHandler, name: str) -> ResponseBody:
     """Return the response of the model `name` before its generation has begun."""
     strict = {tool.name: tool.strict for tool in handler.rendered.tools}
     sampling, text_format = handler.outputs[0].request.sampling, body.text or {"type": "text"}
     if text_format["type"] == "json_schema":
         text_format = {"name": "schema", **text_format}
-    return Response(
+    return ResponseBody(
         id=handler.id.replace("resp-", "resp_", 1),
         created_at=handler.created,
         model=name,
@@ -168,9 +168,9 @@ def begun_response(body: ResponseRequest, handler: RequestHandler, name: str) ->
     )
 
 
-def finished(begun: Response, usage: CompletionUsage, finish_reason: str | None) -> Response:
+def finished(begun: ResponseBody, usage: CompletionUsage, finish_reason: str | None) -> ResponseBody:
     """Return a response with its status and usage at the end of the generation, without its output."""
-    status: Status = "completed"
+    status: ResponseStatus = "completed"
     if finish_reason in ("length", "abort"):
         status = "incomplete" if finish_reason == "length" else "cancelled"
     return msgspec.structs.replace(

@@ -14,9 +14,9 @@ from fastgen.server.openai.response_api.objects import (
     Item,
     ItemStatus,
     MessageItem,
-    OutputText,
     ReasoningItem,
-    ReasoningText,
+    ReasoningPart,
+    TextPart,
     new_id,
 )
 from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent, Reasoning
@@ -126,8 +126,8 @@ class Output:
         return ItemEvent(kind, {"item_id": self._open.id, "output_index": len(self.items), **index, **fields})
 
 
-def _part(item: Item, text: str) -> OutputText | ReasoningText:
-    return ReasoningText(text) if isinstance(item, ReasoningItem) else OutputText(text)
+def _part(item: Item, text: str) -> TextPart | ReasoningPart:
+    return ReasoningPart(text) if isinstance(item, ReasoningItem) else TextPart(text)
 
 
 def _logprobs(item: Item) -> dict[str, list[None]]:

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, ValidationError
 
 from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
-from fastgen.server.openai.messages import Text, with_text
+from fastgen.server.openai.messages import TextContent, with_text
 from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
 from fastgen.server.openai.response_api.input_items import messages_of
 
@@ -181,7 +181,7 @@ class ResponseRequest(_PassedFields, OpenAIFields):
         if self.instructions is not None:
             # Templates accept one system message, at the beginning.
             first = messages[0] if messages[0]["role"] in ("system", "developer") else None
-            both: Text = self.instructions
+            both: TextContent = self.instructions
             if first is not None:
                 both = with_text(first["content"], before=f"{self.instructions}\n\n")
             messages = [{"role": "system", "content": both}, *messages[first is not None :]]

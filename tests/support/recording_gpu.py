@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,6 +81,25 @@ class Event:
 
 
 @dataclass
+class Runtime:
+    """Stands in for CUDA's runtime, as `torch.cuda.cudart` returns it: bytes of registered host memory by address."""
+
+    registered: dict[int, int] = field(default_factory=dict)
+    most_bytes: int = 1 << 40
+
+    def cudaHostRegister(self, address: int, size: int, _flags: int) -> int:
+        if sum(self.registered.values()) + size > self.most_bytes:
+            return 2  # cudaErrorMemoryAllocation
+        assert address not in self.registered
+        self.registered[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
+
+
+@dataclass
 class RecordingGPU:
     """The stand-in; `record` has copies, waits and events in the order in which they were enqueued."""
 
@@ -87,8 +108,9 @@ class RecordingGPU:
 
     def __post_init__(self) -> None:
         self.stream = Stream(self, MAIN)
+        self.runtime = Runtime()
         self.pinned: set[int] = set()
-        self.kept: list[torch.Tensor] = []  # so that no storage is used twice
+        self.kept: list[object] = []  # so that no storage is used twice
 
     @property
     def copies(self) -> list[Copy]:
@@ -108,9 +130,11 @@ class RecordingGPU:
                 ("stream", self._on),
                 ("current_stream", lambda *_args: self.stream),
                 ("synchronize", lambda *_args: self.record.append(Wait("host", "device"))),
+                ("cudart", lambda: self.runtime),
             ):
                 stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
             stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor)))
+            stack.enter_context(mock.patch.object(torch, "frombuffer", self._over))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(_Recording(self))
             yield torch.device("cuda", 0)
@@ -129,6 +153,15 @@ class RecordingGPU:
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.mark_pinned(torch.empty_like(tensor))
+
+    def _over(self, buffer: mmap, dtype: torch.dtype) -> torch.Tensor:
+        self.kept.append(buffer)
+        tensor = torch.empty(len(buffer) // dtype.itemsize, dtype=dtype)
+        return (
+            self.mark_pinned(tensor)
+            if np.frombuffer(buffer, np.uint8).ctypes.data in self.runtime.registered
+            else tensor
+        )
 
     def mark_pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         self.kept.append(tensor)

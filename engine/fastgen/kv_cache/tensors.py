@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import mmap
 import time
+import weakref
 from collections import abc
 
 import numpy as np
 import torch
 
+from fastgen.config import ConfigError
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
 
 _BLOCKS_TIMED = 4
+# cudaHostRegisterPortable: pinned for all contexts of the process.
+_PORTABLE = 1
 
 BlockPair = tuple[int, int]
 
@@ -105,6 +110,24 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
 def _host_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer in host memory for copies to and from `device`."""
     if device.type == "cuda" and size[0]:
-        # No need to zero it: a block is swapped out, and so written, before it is swapped in.
-        return torch.empty(size, dtype=dtype, pin_memory=True)
+        return pinned(size, dtype)
     return _zeros(size, torch.device("cpu"), dtype)
+
+
+def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeroed host memory that a GPU copies to and from beside the host.
+
+    It takes no more than its size. torch's own pinned memory takes the next power of two.
+
+    Raises:
+        ConfigError: if the driver does not pin it.
+    """
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    address, runtime = np.frombuffer(memory, np.uint8).ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if error := int(runtime.cudaHostRegister(address, len(memory), _PORTABLE)):
+        raise ConfigError(
+            f"--swap-space: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): lower "
+            "it or give the container more memory"
+        )
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)

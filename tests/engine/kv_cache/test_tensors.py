@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fastgen.config import ConfigError
 from fastgen.kv_cache.sizing import KVShape
-from fastgen.kv_cache.tensors import KVCache
+from fastgen.kv_cache.tensors import KVCache, pinned
+from support.recording_gpu import RecordingGPU, Runtime
 
 SHAPE = KVShape(num_layers=3, num_kv_heads=2, key_dim=8, value_dim=4)
 
@@ -45,3 +47,30 @@ def test_a_block_can_be_swapped_out_and_refilled_in_one_step() -> None:
     cache.swap([(0, 0)], [(0, 1)])
     assert (cache.keys[:, 0] == 2).all()
     assert (cache.host_keys[0] == 1).all()
+
+
+def test_the_host_buffer_of_a_gpu_pins_no_more_than_its_blocks() -> None:
+    """torch's pinned memory would take the next power of two."""
+    gpu = RecordingGPU()
+    with gpu.installed() as device:
+        KVCache(SHAPE, 5, 16, num_host_blocks=7, device=device)
+    assert sum(gpu.runtime.registered.values()) == 7 * SHAPE.block_bytes(16)
+
+
+def test_pinned_memory_is_zeroed_and_unregistered_before_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    memory = pinned((3, 5), torch.bfloat16)
+    assert (memory.dtype, memory.shape, memory.any().item()) == (torch.bfloat16, (3, 5), False)
+    assert runtime.registered == {memory.data_ptr(): 30}
+    last = memory[2]
+    del memory
+    assert runtime.registered, "it is still used"
+    del last
+    assert not runtime.registered
+
+
+def test_memory_that_the_driver_does_not_pin_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(most_bytes=1 << 20))
+    with pytest.raises(ConfigError, match=r"--swap-space: the driver does not pin 2 MiB of host memory.*lower it"):
+        pinned((2 << 20,), torch.int8)

@@ -1,18 +1,201 @@
-"""Facts read from any object: name, owner, fingerprint, pod template, field ownership. Pure."""
+"""Objects of the API server, and facts read from any of them. `pods.py` has pods. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, FIELD_MANAGER, Object
+from fastgen_operator.kinds import (
+    APPLIED_ANNOTATION,
+    CACHED_ANNOTATION,
+    CLAIM_ANNOTATION,
+    DOWNLOADED_ANNOTATION,
+    FETCH_ANNOTATION,
+    FIELD_MANAGER,
+    MODEL_ANNOTATION,
+    QUEUE_LABEL,
+    Object,
+)
 
 TEMPLATE_LABEL: Final = "pod-template-hash"
 TEMPLATE_DIGEST: Final = "templateDigest"
 # Why an object of the cache is only a stub, as text: see `kube/compact.py`.
 FAULT: Final = "fault"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object of the API server. Each fact is read from it once, when it is first needed.
+
+    Attributes:
+        obj: the object, as far as the informer cache keeps it.
+    """
+
+    obj: Object
+
+    @cached_property
+    def name(self) -> str:
+        """Its name."""
+        return name_of(self.obj)
+
+    @cached_property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return str(self.metadata["namespace"])
+
+    @cached_property
+    def uid(self) -> str:
+        """Its uid."""
+        return str(self.metadata["uid"])
+
+    @cached_property
+    def created(self) -> str:
+        """When it was created, in RFC 3339; empty if unknown."""
+        return str(self.metadata.get("creationTimestamp") or "")
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Its labels."""
+        return self.metadata.get("labels") or {}
+
+    @cached_property
+    def annotations(self) -> dict[str, str]:
+        """Its annotations."""
+        return self.metadata.get("annotations") or {}
+
+    @cached_property
+    def controller(self) -> str | None:
+        """The uid of its controller; None without one."""
+        references = self.metadata.get("ownerReferences", ())
+        return next((str(each["uid"]) for each in references if each.get("controller")), None)
+
+    @cached_property
+    def is_terminating(self) -> bool:
+        """Whether it is being deleted. A pod may hold its node's GPUs until it is gone."""
+        return is_terminating(self.obj)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Its metadata."""
+        metadata: dict[str, Any] = self.obj["metadata"]
+        return metadata
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Its spec; empty without one."""
+        spec: dict[str, Any] = self.obj.get("spec", {})
+        return spec
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its status; empty without one."""
+        status: dict[str, Any] = self.obj.get("status", {})
+        return status
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        """Return the condition of that type; empty if there is none."""
+        return condition_of(self.status, kind)
+
+
+class Deployment(Stored):
+    """The Deployment of the engine pods."""
+
+    @cached_property
+    def replicas(self) -> int | None:
+        """How many pods it shall have; None if the object has no number."""
+        return self.spec.get("replicas")
+
+    @cached_property
+    def template(self) -> Object:
+        """Its pod template, as it can be applied again."""
+        template = self.spec["template"]
+        metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
+        return {"metadata": metadata, "spec": template["spec"]}
+
+    @cached_property
+    def max_unavailable(self) -> int | str | None:
+        """How many pods a rollout may take away."""
+        update: dict[str, Any] = self.spec.get("strategy", {}).get("rollingUpdate", {})
+        return update.get("maxUnavailable")
+
+    @cached_property
+    def is_observed(self) -> bool:
+        """Whether its status is about its newest spec."""
+        return bool(self.status.get("observedGeneration", 0) >= self.metadata["generation"])
+
+    @cached_property
+    def is_paused(self) -> bool:
+        """Whether its controller rolls nothing out."""
+        return bool(self.spec.get("paused"))
+
+    @cached_property
+    def present(self) -> int:
+        """How many pods it has."""
+        return int(self.status.get("replicas", 0))
+
+    @cached_property
+    def updated(self) -> int:
+        """How many of them have the newest template."""
+        return int(self.status.get("updatedReplicas", 0))
+
+
+class Job(Stored):
+    """A Job that downloads a model to the volume."""
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether the download succeeded."""
+        return self.condition("Complete").get("status") == "True" or DOWNLOADED_ANNOTATION in self.annotations
+
+    @cached_property
+    def is_suspended(self) -> bool:
+        """Whether its controller starts no pod."""
+        return self.condition("Suspended").get("status") == "True"
+
+    @cached_property
+    def is_queued(self) -> bool:
+        """Whether it is in a queue of Kueue."""
+        return QUEUE_LABEL in self.labels
+
+    @cached_property
+    def fetch(self) -> str | None:
+        """The hash of its download, whatever the nodes that it may run on; None for a Job of an earlier version."""
+        return self.annotations.get(FETCH_ANNOTATION)
+
+    @cached_property
+    def record(self) -> str:
+        """The uid of the claim that it fills, and the folder of the model: as in `Claim.record`."""
+        return f"{self.annotations.get(CLAIM_ANNOTATION)}/{self.annotations.get(MODEL_ANNOTATION)}"
+
+
+class Claim(Stored):
+    """The PersistentVolumeClaim of the model's volume."""
+
+    @cached_property
+    def size(self) -> str:
+        """The size that it requests."""
+        return str(self.spec.get("resources", {}).get("requests", {}).get("storage", "0"))
+
+    @cached_property
+    def is_bound(self) -> bool:
+        """Whether it has a volume."""
+        return bool(self.spec.get("volumeName"))
+
+    @cached_property
+    def cached_record(self) -> str:
+        """The annotation with the model that was downloaded last; empty without one."""
+        return self.annotations.get(CACHED_ANNOTATION, "")
+
+    def record(self, address: str) -> str:
+        """Return the record of a model in this volume.
+
+        With the uid: a claim that was restored from a backup has the annotation of another one, and perhaps no data.
+        """
+        return f"{self.uid}/{address}"
 
 
 def name_of(obj: Object) -> str:
@@ -23,14 +206,6 @@ def name_of(obj: Object) -> str:
 def is_terminating(obj: Object) -> bool:
     """Return whether the object is being deleted. A pod may hold its node's GPUs until it is gone."""
     return bool(obj["metadata"].get("deletionTimestamp"))
-
-
-def is_controlled_by(child: Object, owner: Object) -> bool:
-    """Return whether the child's controller is this owner, not an earlier one of the same name."""
-    return any(
-        reference.get("controller") and reference["uid"] == owner["metadata"]["uid"]
-        for reference in child["metadata"].get("ownerReferences", ())
-    )
 
 
 def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -58,13 +233,6 @@ def template_digest(workload: Object) -> str:
     return fingerprint({**spec["template"], "metadata": {**metadata, "labels": labels}})
 
 
-def live_template(workload: Object) -> Object:
-    """Return the pod template of a live workload as it can be applied again."""
-    template = workload["spec"]["template"]
-    metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
-    return {"metadata": metadata, "spec": template["spec"]}
-
-
 def version_of(obj: Object) -> int:
     """Return the object's resource version."""
     return int(obj["metadata"]["resourceVersion"])
@@ -78,12 +246,6 @@ def has_same_spec(before: Object, live: Object) -> bool:
         return obj["metadata"]["uid"], obj["metadata"].get("generation", 0), applied_fingerprint(obj)
 
     return basis(before) == basis(live) and basis(live)[1] > 0
-
-
-def annotations_of(obj: Object) -> dict[str, str]:
-    """Return the annotations of an object or a pod template."""
-    found: dict[str, str] = obj.get("metadata", {}).get("annotations") or {}
-    return found
 
 
 def applied_entry(obj: Object) -> dict[str, Any] | None:
@@ -109,7 +271,7 @@ def foreign_entries(obj: Object) -> tuple[dict[str, Any], ...]:
 
 def applied_fingerprint(obj: Object) -> str:
     """Return the annotation with the fingerprint of the manifest applied last; empty if there is none."""
-    return str(annotations_of(obj).get(APPLIED_ANNOTATION, ""))
+    return str((obj["metadata"].get("annotations") or {}).get(APPLIED_ANNOTATION, ""))
 
 
 def foreign_managers(obj: Object) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from fastgen_operator.kinds import FETCH_SUFFIX, MODEL_ANNOTATION, OWNER_LABEL, QUEUE_LABEL, Object
-from fastgen_operator.objects import TEMPLATE_LABEL, annotations_of, condition_of, is_controlled_by, name_of
+from fastgen_operator.objects import TEMPLATE_LABEL, Stored
 
 # Time after the end of a pod's grace period in which its node reports its end.
 _OVERDUE: Final = timedelta(seconds=60)
@@ -93,60 +93,23 @@ class Container:
         return self.is_terminated and self.ended is not None and self.ended.exit_code == 0
 
 
-@dataclass(frozen=True)
-class Pod:
-    """A pod. Each fact is read from its object once, when it is first needed.
-
-    Attributes:
-        obj: the object, as far as the informer cache keeps it.
-    """
-
-    obj: Object
-
-    @cached_property
-    def name(self) -> str:
-        """Its name."""
-        return name_of(self.obj)
-
-    @cached_property
-    def namespace(self) -> str:
-        """Its namespace."""
-        return str(self._metadata["namespace"])
-
-    @cached_property
-    def uid(self) -> str:
-        """Its uid."""
-        return str(self._metadata["uid"])
-
-    @cached_property
-    def created(self) -> str:
-        """When it was created, in RFC 3339; empty if unknown."""
-        return str(self._metadata.get("creationTimestamp") or "")
+class Pod(Stored):
+    """A pod."""
 
     @cached_property
     def gone_by(self) -> str:
         """End of the grace period, in RFC 3339; empty if the pod is not being deleted."""
-        return str(self._metadata.get("deletionTimestamp") or "")
+        return str(self.metadata.get("deletionTimestamp") or "")
 
     @cached_property
     def revision(self) -> str:
         """Hash of its template; empty without one."""
-        return str(self._metadata.get("labels", {}).get(TEMPLATE_LABEL) or "")
+        return str(self.labels.get(TEMPLATE_LABEL) or "")
 
     @cached_property
     def is_download(self) -> bool:
         """Whether it downloads the model to the volume, and serves nothing."""
-        return str(self._metadata.get("labels", {}).get(OWNER_LABEL, "")).endswith(FETCH_SUFFIX)
-
-    @cached_property
-    def owners(self) -> frozenset[str]:
-        """The uids of its owners."""
-        return frozenset(str(each["uid"]) for each in self._metadata.get("ownerReferences", ()))
-
-    @cached_property
-    def annotations(self) -> dict[str, str]:
-        """Its annotations."""
-        return annotations_of(self.obj)
+        return self.labels.get(OWNER_LABEL, "").endswith(FETCH_SUFFIX)
 
     @cached_property
     def model(self) -> str | None:
@@ -156,12 +119,12 @@ class Pod:
     @cached_property
     def node(self) -> str:
         """The name of its node; empty if it is not bound."""
-        return str(self.obj.get("spec", {}).get("nodeName") or "")
+        return str(self.spec.get("nodeName") or "")
 
     @cached_property
     def address(self) -> str | None:
         """Its IP address, or None."""
-        address: str | None = self._status.get("podIP")
+        address: str | None = self.status.get("podIP")
         return address
 
     @cached_property
@@ -180,11 +143,6 @@ class Pod:
         return self.condition("Ready").get("status") == "True"
 
     @cached_property
-    def is_terminating(self) -> bool:
-        """Whether it is being deleted. It may hold its node's GPUs until it is gone."""
-        return bool(self.gone_by)
-
-    @cached_property
     def has_ended(self) -> bool:
         """Whether it never runs again: evicted, rejected by its node, or completed."""
         return self.phase in ("Failed", "Succeeded")
@@ -192,17 +150,17 @@ class Pod:
     @cached_property
     def phase(self) -> str:
         """Its phase; empty if unknown."""
-        return str(self._status.get("phase") or "")
+        return str(self.status.get("phase") or "")
 
     @cached_property
     def reason(self) -> str:
         """Why it is in its phase, in a word; empty if unknown."""
-        return str(self._status.get("reason") or "")
+        return str(self.status.get("reason") or "")
 
     @cached_property
     def end(self) -> str:
         """Why it has ended, in a sentence."""
-        return f"pod {self.name}: {self.reason or 'failed'}: {self._status.get('message', 'no reason given')}"
+        return f"pod {self.name}: {self.reason or 'failed'}: {self.status.get('message', 'no reason given')}"
 
     @cached_property
     def is_scheduled(self) -> bool:
@@ -239,10 +197,10 @@ class Pod:
         """Which scheduling gate holds it back, and the remedy; None if no scheduling gate does."""
         if self._unscheduled("SchedulingGated") is None:
             return None
-        gates = [str(gate["name"]) for gate in self.obj.get("spec", {}).get("schedulingGates", ())]
+        gates = [str(gate["name"]) for gate in self.spec.get("schedulingGates", ())]
         message = f"held by the scheduling gate {' and '.join(gates) or 'of another controller'}"
         if any(gate.startswith(_KUEUE) for gate in gates):
-            return f"{message}: {queue_message(self.obj)}"
+            return f"{message}: {queue_message(self)}"
         return f"{message}: see the controller that added it"
 
     @property
@@ -253,14 +211,6 @@ class Pod:
     def container(self, name: str) -> Container:
         """Return the container of that name; an empty one if the kubelet has not reported it."""
         return next((each for each in self.containers if each.name == name), Container())
-
-    def condition(self, kind: str) -> dict[str, Any]:
-        """Return the condition of that type; empty if there is none."""
-        return condition_of(self._status, kind)
-
-    def is_controlled_by(self, owner: Object) -> bool:
-        """Return whether the pod's controller is this owner."""
-        return is_controlled_by(self.obj, owner)
 
     def is_overdue(self, at: datetime) -> bool:
         """Return whether the pod exists long after the end of its grace period: it has probably lost its node."""
@@ -276,22 +226,12 @@ class Pod:
             f"{self.node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
         )
 
-    @property
-    def _metadata(self) -> dict[str, Any]:
-        metadata: dict[str, Any] = self.obj["metadata"]
-        return metadata
-
-    @property
-    def _status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.obj.get("status", {})
-        return status
-
     def _containers(self) -> Iterator[Container]:
-        pod = self.obj.get("spec", {})
+        pod = self.spec
         grace = int(pod.get("terminationGracePeriodSeconds", 30))
         for kind in ("initContainer", "container"):
             specs = {spec["name"]: spec for spec in pod.get(f"{kind}s", ())}
-            for status in self._status.get(f"{kind}Statuses", ()):
+            for status in self.status.get(f"{kind}Statuses", ()):
                 spec = specs.get(status["name"], {})
                 yield _container(_role(kind, status["name"], spec), spec, status, grace)
 
@@ -313,9 +253,9 @@ def by_name(pods: Iterable[Pod]) -> tuple[Pod, ...]:
     return tuple(sorted(pods, key=lambda pod: pod.name))
 
 
-def queue_message(workload: Object) -> str:
+def queue_message(workload: Stored) -> str:
     """Say that a pod or Job waits for Kueue."""
-    queue = workload["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    queue = workload.labels.get(QUEUE_LABEL)
     return f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
 
 

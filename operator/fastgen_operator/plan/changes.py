@@ -8,10 +8,10 @@ from typing import Any
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, Kind, Object
 from fastgen_operator.objects import (
+    Deployment,
     applied_fingerprint,
     fingerprint,
     foreign_managers,
-    live_template,
     name_of,
     template_digest,
 )
@@ -81,7 +81,7 @@ def _rest_of(manifest: Object, live: Object) -> Apply | None:
     """Return the apply of a Deployment with its live pod template; None if nothing else differs."""
     if not _changed_fields(manifest, live) or template_digest(manifest) == template_digest(live):
         return None
-    return apply_of(DEPLOYMENT, _with_spec(manifest, template=live_template(live)), live)
+    return apply_of(DEPLOYMENT, _with_spec(manifest, template=Deployment(live).template), live)
 
 
 def _fingerprint(manifest: Object) -> str:

@@ -13,9 +13,9 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_source import VOLUME
 from fastgen_operator.children.placement import ANYWHERE, Placement, placement_of
-from fastgen_operator.kinds import CACHED_ANNOTATION, FETCH_ANNOTATION, JOB, MODEL_ANNOTATION, Object
-from fastgen_operator.objects import annotations_of, live_template, name_of
-from fastgen_operator.plan.observed import Observed, is_complete
+from fastgen_operator.kinds import JOB, MODEL_ANNOTATION, Object
+from fastgen_operator.objects import Claim, Job, name_of
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import FETCH_CONTAINER
 
@@ -44,25 +44,25 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
         template: the pod template of the spec; None if it cannot be used: then the live one and all Jobs are kept.
     """
     observed = situation.observed
-    live = None if observed.deployment is None else live_template(observed.deployment)
+    live = None if observed.deployment is None else observed.deployment.template
     if template is None:
-        return Download(live, kept_jobs=frozenset(map(name_of, observed.jobs)))
+        return Download(live, kept_jobs=frozenset(job.name for job in observed.jobs))
     if not situation.spec.is_preloaded:
         return Download(template)
     if situation.is_cached:
         done = situation.complete_job
-        return Download(template, kept_jobs=frozenset() if done is None else frozenset({name_of(done)}))
+        return Download(template, kept_jobs=frozenset() if done is None else frozenset({done.name}))
     held = live if live is None or _model_of(live) != _model_of(template) else template
     if (claim := observed.claim) is None:
         return Download(held)
     engine_pod = template["spec"]
 
     def build(placement: Placement) -> Object:
-        return build_fetch_job(desired, engine_pod, claim["metadata"]["uid"], _in_use(observed), placement)
+        return build_fetch_job(desired, engine_pod, claim.uid, _in_use(observed), placement)
 
     present = _same_download(build(ANYWHERE), observed)
-    kept = frozenset() if present is None else frozenset({name_of(present)})
-    if present is not None and not _waits_for_node(present, observed):
+    kept = frozenset() if present is None else frozenset({present.name})
+    if present is not None and all(pod.unschedulable is None for pod in observed.pods_of(present)):
         return Download(held, None, kept)
     if (placement := _placement(claim, engine_pod, situation)) is None:
         return Download(held, None, kept, needs_nodes=True)
@@ -72,23 +72,19 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
     return Download(held, job)
 
 
-def _same_download(job: Object, observed: Observed) -> Object | None:
+def _same_download(job: Object, observed: Observed) -> Job | None:
     """Return the Job that exists for this download, whatever the nodes that its pod may run on, or None."""
-    fetch = annotations_of(job)[FETCH_ANNOTATION]
-    same = (each for each in observed.jobs if annotations_of(each).get(FETCH_ANNOTATION) == fetch)
+    wanted = Job(job)
     # A Job of an earlier version lacks the annotation.
-    return next(same, None) or observed.child(JOB, name_of(job))
+    earlier = observed.child(JOB, wanted.name)
+    same = (each for each in observed.jobs if each.fetch == wanted.fetch)
+    return next(same, None if earlier is None else Job(earlier))
 
 
-def _waits_for_node(job: Object, observed: Observed) -> bool:
-    pods = [pod for pod in observed.fetch_pods if pod.is_controlled_by(job)]
-    return any(pod.unschedulable is not None for pod in pods)
-
-
-def _placement(claim: Object, engine_pod: Object, situation: Situation) -> Placement | None:
+def _placement(claim: Claim, engine_pod: Object, situation: Situation) -> Placement | None:
     """Return where the download may run; None if that depends on nodes that were not read."""
     serving = [pod for pod in situation.observed.pods if pod.node and not pod.has_ended]
-    if claim["spec"].get("volumeName") or (serving and situation.spec.runs_on_one_node):
+    if claim.is_bound or (serving and situation.spec.runs_on_one_node):
         # The volume, or the replicas that hold it, decide.
         return ANYWHERE
     if situation.nodes is None:
@@ -110,21 +106,20 @@ def serves_model(situation: Situation) -> bool:
     ready = sum(pod.is_ready for pod in observed.current_pods)
     wanted = (spec.model.address, observed.key[1])
     is_enough = 0 < situation.desired_replicas <= ready or (ready > 0 and spec.has_minimum(ready))
-    return is_enough and _model_of(observed.deployment["spec"]["template"]) == wanted
+    return is_enough and _model_of(observed.deployment.template) == wanted
 
 
-def kept_open(observed: Observed) -> list[tuple[Object, tuple[str, ...]]]:
+def kept_open(observed: Observed) -> list[tuple[Job, tuple[str, ...]]]:
     """Return the Jobs whose download is complete, but whose pod still runs other containers, with their names.
 
     Sidecars (init containers with restartPolicy Always) end with the others, and do not count.
     """
     found = []
     for job in observed.jobs:
-        pods = [pod for pod in observed.fetch_pods if pod.is_controlled_by(job)]
-        fetched = (pod for pod in pods if pod.container(FETCH_CONTAINER).has_succeeded)
+        fetched = (pod for pod in observed.pods_of(job) if pod.container(FETCH_CONTAINER).has_succeeded)
         containers = (each for pod in fetched for each in pod.containers if each.role == "container")
         running = {each.name for each in containers if each.is_running}
-        if running and not is_complete(job):
+        if running and not job.is_complete:
             found.append((job, tuple(sorted(running))))
     return found
 
@@ -133,16 +128,19 @@ def _model_of(template: Object) -> tuple[Any, ...]:
     """Return the model and the claim that the pods of a template use."""
     volumes = template["spec"].get("volumes", ())
     claims = [each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes if each["name"] == VOLUME]
-    return annotations_of(template).get(MODEL_ANNOTATION), *claims
+    return _address_of(template), *claims
+
+
+def _address_of(template: Object) -> str | None:
+    """Return the address of the model that the pods of a template read from a volume, or None."""
+    address: str | None = (template["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION)
+    return address
 
 
 def _in_use(observed: Observed) -> set[str]:
     """Return the addresses of the models that pods use, or may use until the new one is downloaded."""
-    deployment = observed.deployment
-    found = {pod.model for pod in observed.pods}
-    if deployment is not None:
-        found.add(annotations_of(deployment["spec"]["template"]).get(MODEL_ANNOTATION))
-    claim = observed.claim
+    deployment, claim = observed.deployment, observed.claim
+    serving = None if deployment is None else _address_of(deployment.template)
     # What is remembered as downloaded has to stay.
-    found |= set() if claim is None else {annotations_of(claim).get(CACHED_ANNOTATION, "").partition("/")[2]}
-    return {address for address in found if address}
+    remembered = None if claim is None else claim.cached_record.partition("/")[2]
+    return {address for address in (*(pod.model for pod in observed.pods), serving, remembered) if address}

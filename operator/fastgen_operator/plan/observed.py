@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fastgen_operator.kinds import CLAIM, DEPLOYMENT, DOWNLOADED_ANNOTATION, JOB, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, OWNER_LABEL, Key, Kind, Object
 from fastgen_operator.objects import (
     TEMPLATE_LABEL,
-    annotations_of,
-    condition_of,
-    is_controlled_by,
+    Claim,
+    Deployment,
+    Job,
+    Stored,
     is_terminating,
     name_of,
     template_digest,
@@ -46,38 +47,34 @@ class Observed:
         """The generation of the spec."""
         return int(self.resource["metadata"]["generation"])
 
-    @property
-    def deployment(self) -> Object | None:
+    @cached_property
+    def deployment(self) -> Deployment | None:
         """The Deployment, or None."""
-        return self.child(DEPLOYMENT)
+        found = self.child(DEPLOYMENT)
+        return None if found is None else Deployment(found)
 
-    @property
-    def claim(self) -> Object | None:
+    @cached_property
+    def claim(self) -> Claim | None:
         """The claim, or None if it is missing, being deleted, or owned by another object."""
-        claim = self.child(CLAIM)
-        return claim if claim is not None and self.owns(claim) and not is_terminating(claim) else None
+        found = self.child(CLAIM)
+        return Claim(found) if found is not None and self.owns(found) and not is_terminating(found) else None
 
-    @property
-    def jobs(self) -> list[Object]:
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
         """The resource's own download Jobs that are not being deleted."""
-        return [
-            child
-            for (kind, _), child in self.children.items()
-            if kind == JOB and self.owns(child) and not is_terminating(child)
-        ]
+        jobs = (child for (kind, _), child in self.children.items() if kind == JOB and self.owns(child))
+        return tuple(Job(job) for job in jobs if not is_terminating(job))
 
     @cached_property
     def template(self) -> str | None:
         """The label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet exists."""
-        deployment = self.deployment
-        if deployment is None or not is_rollout_observed(deployment):
+        if (deployment := self.deployment) is None or not deployment.is_observed:
             return None
-        digest = template_digest(deployment)
-        for replica_set in self.replica_sets:
+        digest = template_digest(deployment.obj)
+        for replica_set in map(Stored, self.replica_sets):
             # Not by revision: a paused Deployment keeps the revision of an earlier template.
-            if is_controlled_by(replica_set, deployment) and template_digest(replica_set) == digest:
-                label: str | None = replica_set["metadata"].get("labels", {}).get(TEMPLATE_LABEL)
-                return label
+            if replica_set.controller == deployment.uid and template_digest(replica_set.obj) == digest:
+                return replica_set.labels.get(TEMPLATE_LABEL)
         return None
 
     @cached_property
@@ -101,13 +98,17 @@ class Observed:
         others = (pod for pod in self.pods if pod.revision != self.template)
         return by_name(pod for pod in others if not pod.is_terminating and not pod.has_ended)
 
+    def pods_of(self, job: Job) -> tuple[Pod, ...]:
+        """Return the pods of a download Job."""
+        return tuple(pod for pod in self.fetch_pods if pod.controller == job.uid)
+
     def child(self, kind: Kind, name: str | None = None) -> Object | None:
         """Return the child of that kind and name (default: the resource's name), or None."""
         return self.children.get((kind, name or self.key[1]))
 
     def owns(self, child: Object) -> bool:
         """Return whether the child's controller is this resource, not an earlier one of the same name."""
-        return is_controlled_by(child, self.resource)
+        return bool(Stored(child).controller == self.resource["metadata"]["uid"])
 
     def with_child(self, kind: Kind, child: Object) -> Observed:
         """Return a copy with that child, which was just written or found."""
@@ -128,23 +129,3 @@ class Observed:
 def pod_selector(name: str) -> str:
     """Return the label selector of a resource's pods, as in `kubectl get pods -l`."""
     return f"{OWNER_LABEL}={name}"
-
-
-def is_rollout_observed(deployment: Object) -> bool:
-    """Return whether the Deployment's status is about its newest spec."""
-    return bool(deployment.get("status", {}).get("observedGeneration", 0) >= deployment["metadata"]["generation"])
-
-
-def is_paused(deployment: Object) -> bool:
-    """Return whether the Deployment is paused: its controller rolls nothing out."""
-    return bool(deployment["spec"].get("paused"))
-
-
-def is_complete(job: Object) -> bool:
-    """Return whether the download succeeded."""
-    return has_condition(job, "Complete") or DOWNLOADED_ANNOTATION in annotations_of(job)
-
-
-def has_condition(job: Object, kind: str) -> bool:
-    """Return whether the Job's condition of this type is True."""
-    return condition_of(job.get("status", {}), kind).get("status") == "True"

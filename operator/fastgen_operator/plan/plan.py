@@ -14,7 +14,7 @@ from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
-from fastgen_operator.objects import FAULT, is_terminating, name_of
+from fastgen_operator.objects import FAULT, Job, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
@@ -48,7 +48,7 @@ class Delete:
 class EndJob:
     """One Job to end, because its download is complete but other containers keep its pod running."""
 
-    job: Object
+    job: Job
     why: str
 
 
@@ -129,32 +129,31 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     if adopts := adoptions(observed, wanted, desired):
         return Plan(adopts=adopts)
     compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in children]
-    own = [(kind, manifest, live) for kind, manifest, live in compared if _may_write(live, observed)]
-    taken = [
-        _name_taken(kind, live, observed)
-        for kind, _, live in compared
-        if kind not in OPTIONAL_KINDS and live is not None and not _may_write(live, observed)
-    ]
+    own = [(kind, manifest, live) for kind, manifest, live in compared if live is None or observed.owns(live)]
+    others = [(kind, live) for kind, _, live in compared if live is not None and not observed.owns(live)]
+    taken = [_name_taken(kind, live, observed) for kind, live in others if kind not in OPTIONAL_KINDS]
     problems += taken
     problems += [Problem("InvalidSchedule", fault) for fault in faults(situation.spec.autoscaling)]
-    if taken and (observed.deployment is None or not _may_write(observed.deployment, observed)):
+    if taken and (observed.deployment is None or not observed.owns(observed.deployment.obj)):
         # Nothing serves yet: create nothing that would depend on another owner's objects.
         return Plan(problem=combine(problems))
     applies = tuple(apply for child in own if (apply := apply_of(*child)) is not None)
-    removes = any(apply.kind == DEPLOYMENT and removes_pods(apply, observed.deployment) for apply in applies)
+    removes = any(apply.kind == DEPLOYMENT and removes_pods(apply, observed.child(DEPLOYMENT)) for apply in applies)
     unknown = tuple((each.kind, each.name) for each in applies if observed.child(each.kind, each.name) is None)
     # A Deployment that the cache does not hold may exist without its label, with pods to remove.
-    needs_loads = removes or any(kind == DEPLOYMENT for kind, _ in unknown)
+    needs_loads = not situation.in_flight_tokens and (removes or any(kind == DEPLOYMENT for kind, _ in unknown))
+    loads_to_read = pods_in_order(observed.pods) if needs_loads else ()
+    costs = deletion_costs(observed.pods, situation.in_flight_tokens) if removes else ()
     keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in download.kept_jobs}
     return Plan(
-        deletion_costs=deletion_costs(observed.pods, situation.in_flight_tokens) if removes else (),
+        deletion_costs=costs,
         applies=applies,
         ends=_finished_downloads(observed),
         deletes=(*_unwanted(keep, observed), *_replaced_pods(situation)),
         problem=combine(problems),
         rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
         names_to_look_up=unknown,
-        loads_to_read=pods_in_order(observed.pods) if needs_loads and not situation.in_flight_tokens else (),
+        loads_to_read=loads_to_read,
         needs_nodes=download.needs_nodes,
     )
 
@@ -207,11 +206,6 @@ def _replaced_pods(situation: Situation) -> tuple[Delete, ...]:
         *((pod, f"replaced: {failure}") for pod, failure in pods_with_broken_gpus(situation)),
     )
     return tuple(Delete(POD, pod.obj, why) for pod, why in found)
-
-
-def _may_write(live: Object | None, observed: Observed) -> bool:
-    """Return whether the child does not exist, or belongs to this resource."""
-    return live is None or observed.owns(live)
 
 
 def _name_taken(kind: Kind, live: Object, observed: Observed) -> Problem:

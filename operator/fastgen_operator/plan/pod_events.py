@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import Job
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.pods import Pod
 
@@ -58,22 +59,21 @@ def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
     )
 
 
-def lacks_pods(job: Object, pods: Iterable[Pod], at: datetime) -> bool:
+def lacks_pods(job: Job, pods: Iterable[Pod], at: datetime) -> bool:
     """Return whether the Job should have one of these pods by now."""
-    conditions = job.get("status", {}).get("conditions", ())
-    if job["spec"].get("suspend") or any(condition["status"] == "True" for condition in conditions):
+    conditions = job.status.get("conditions", ())
+    if job.spec.get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
-    uid = job["metadata"]["uid"]
-    return not any(uid in pod.owners for pod in pods) and _has_waited(job["metadata"]["creationTimestamp"], at)
+    return not any(pod.controller == job.uid for pod in pods) and _has_waited(job.created, at)
 
 
-def refusal_in_events(job: Object, events: Iterable[Object]) -> Failure | None:
+def refusal_in_events(job: Job, events: Iterable[Object]) -> Failure | None:
     """Return why the API server rejects the Job's pod, in its words; None if the last Event is not about that."""
-    mine = [event for event in events if event["involvedObject"].get("uid") == job["metadata"]["uid"]]
+    mine = [event for event in events if event["involvedObject"].get("uid") == job.uid]
     last = max(mine, key=_time, default=None)
     if last is None or last.get("reason") != _REFUSED:
         return None
-    words, name = str(last.get("message", "")), job["metadata"]["name"]
+    words, name = str(last.get("message", "")), job.name
     for prefix in _PREFIXES:
         words = words.removeprefix(prefix)
     words = re.sub(_RANDOM.format(re.escape(name)), "", words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
-from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod, unschedulable_pods
 
@@ -17,11 +16,11 @@ def max_unavailable(situation: Situation) -> int:
     """
     observed, configured = situation.observed, situation.spec.rollout.max_unavailable
     deployment = observed.deployment
-    if deployment is None or not observed.owns(deployment):
+    if deployment is None or not observed.owns(deployment.obj):
         return configured
-    if not is_rollout_observed(deployment):
+    if not deployment.is_observed:
         # Until the controller has seen the raised number, keep it.
-        live = deployment["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxUnavailable")
+        live = deployment.max_unavailable
         return max(configured, live) if isinstance(live, int) else configured
     idle = [pod for pod in observed.older_pods if pod.node and not pod.is_ready and not pod.has_started]
     waiting = [pod for pod in observed.current_pods if pod.pending is not None]

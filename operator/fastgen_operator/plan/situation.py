@@ -12,9 +12,9 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
 from fastgen_operator.autoscale.supply import PodSupply, PodView, StartTimes, supply_of
-from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, MODEL_ANNOTATION, Object
-from fastgen_operator.objects import annotations_of
-from fastgen_operator.plan.observed import Observed, is_complete
+from fastgen_operator.kinds import Object
+from fastgen_operator.objects import Job
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.pod_view import view_of
 from fastgen_operator.pods import Pod, unschedulable_pods
@@ -66,7 +66,8 @@ class Situation:
         if self.decision is not None:
             wanted = self.decision.replicas
         else:
-            wanted = (self.observed.deployment or {}).get("spec", {}).get("replicas", bounds.min_replicas)
+            live = None if self.observed.deployment is None else self.observed.deployment.replicas
+            wanted = bounds.min_replicas if live is None else live
         floor = self.timetable.floor
         lowest = bounds.min_replicas if floor is None else max(bounds.min_replicas, floor.replicas)
         return max(min(lowest, bounds.max_replicas), min(bounds.max_replicas, wanted))
@@ -101,16 +102,14 @@ class Situation:
     def claim_size(self) -> str:
         """The size of the volume: the spec's, or a larger one that it has grown to; empty without spec.cache."""
         wanted = "" if self.spec.cache is None else self.spec.cache.size
-        if (claim := self.observed.claim) is None:
-            return wanted
-        live = str(claim["spec"].get("resources", {}).get("requests", {}).get("storage", "0"))
+        live = "" if self.observed.claim is None else self.observed.claim.size
         return live if (quantity(live) or 0) > (quantity(wanted) or 0) else wanted
 
     @cached_property
     def is_cached(self) -> bool:
         """Whether the spec's model is in the present volume."""
         claim = self.observed.claim
-        return claim is not None and self.cached_model == _record(claim, self.spec.model.address)
+        return claim is not None and self.cached_model == claim.record(self.spec.model.address)
 
     @cached_property
     def cached_model(self) -> str | None:
@@ -121,22 +120,15 @@ class Situation:
         """
         if (claim := self.observed.claim) is None or not self.spec.is_preloaded:
             return None
-        if self.complete_job is not None:
-            return _record(claim, self.spec.model.address)
-        shown = self.observed.resource.get("status", {}).get("cachedModel")
-        remembered = (annotations_of(claim).get(CACHED_ANNOTATION), shown)
-        return next((each for each in remembered if each and each.startswith(_record(claim, ""))), None)
+        if (job := self.complete_job) is not None:
+            return job.record
+        remembered = (claim.cached_record, self.observed.resource.get("status", {}).get("cachedModel"))
+        return next((each for each in remembered if each and each.startswith(claim.record(""))), None)
 
     @cached_property
-    def complete_job(self) -> Object | None:
+    def complete_job(self) -> Job | None:
         """The completed Job that downloaded the spec's model into the present volume, or None."""
         if (claim := self.observed.claim) is None:
             return None
-        about = {MODEL_ANNOTATION: self.spec.model.address, CLAIM_ANNOTATION: claim["metadata"]["uid"]}
-        complete = (job for job in self.observed.jobs if is_complete(job))
-        return next((job for job in complete if about.items() <= annotations_of(job).items()), None)
-
-
-def _record(claim: Object, address: str) -> str:
-    # The uid: a claim that was restored from a backup has the annotation of another one, and perhaps no data.
-    return f"{claim['metadata']['uid']}/{address}"
+        wanted = claim.record(self.spec.model.address)
+        return next((job for job in self.observed.jobs if job.is_complete and job.record == wanted), None)

@@ -82,8 +82,8 @@ class PlanExecutor:
                 *others, last = outcome.created
                 self._announce(observed, f"{', '.join(others)} and {last} created" if others else f"{last} created")
         for end in plan.ends:
-            if (ended := self.client.end_job(end.job)) is not None:
-                self._announce(observed, f"Job {name_of(end.job)} {end.why}")
+            if (ended := self.client.end_job(end.job.obj)) is not None:
+                self._announce(observed, f"Job {end.job.name} {end.why}")
                 observed = observed.with_child(JOB, ended)
         for delete in plan.deletes:
             try:

@@ -12,7 +12,6 @@ from typing import Final
 from fastgen_operator.kinds import EVENT, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import name_of
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from fastgen_operator.plan.pod_failures import Failure
@@ -41,7 +40,7 @@ class PodEvents:
         pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
         downloads = [job for job in observed.jobs if lacks_pods(job, observed.fetch_pods, now)]
         causes = {pod.name: (pod.uid, partial(failure_in_events, pod)) for pod in pods}
-        causes |= {name_of(job): (job["metadata"]["uid"], partial(refusal_in_events, job)) for job in downloads}
+        causes |= {job.name: (job.uid, partial(refusal_in_events, job)) for job in downloads}
         stuck = sorted(causes)
         if not stuck:
             self._at, self._known = None, {}

@@ -57,7 +57,7 @@ def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[s
     """Build the status of a resource whose spec cannot be read: it keeps what was computed from its last valid spec."""
     old = observed.resource.get("status", {})
     names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity")
-    desired = (observed.deployment or {}).get("spec", {}).get("replicas", 0)
+    desired = 0 if observed.deployment is None else observed.deployment.replicas or 0
     parts = {name: old.get(name) for name in names}
     return _status(observed, desired, parts, unread_conditions(problem), _written(now))
 
@@ -70,7 +70,7 @@ def _status(
     return {
         "observedGeneration": observed.generation,
         "desiredReplicas": desired,
-        "replicas": (observed.deployment or {}).get("status", {}).get("replicas", 0),
+        "replicas": 0 if observed.deployment is None else observed.deployment.present,
         "readyReplicas": sum(pod.is_ready for pod in pods),
         "updatedReplicas": len(pods),
         "selector": pod_selector(name),

@@ -90,7 +90,7 @@ def arguments(job: Object) -> list[str]:
 def serves(seen: Observed) -> str:
     """Return the model path in the engine's arguments."""
     assert seen.deployment is not None
-    return str(seen.deployment["spec"]["template"]["spec"]["containers"][0]["args"][1])
+    return str(seen.deployment.obj["spec"]["template"]["spec"]["containers"][0]["args"][1])
 
 
 def test_pods_are_created_after_the_model_is_in_the_volume() -> None:
@@ -113,15 +113,15 @@ def test_pods_keep_their_template_until_the_new_model_is_downloaded_and_scale_me
     seen = carried_out(replace(seen, resource=cached(model={"revision": "v2"}, replicas=3, drainSeconds=7)))
     assert serves(seen) == old
     assert seen.deployment is not None
-    assert seen.deployment["spec"]["replicas"] == 3
-    assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
+    assert seen.deployment.obj["spec"]["replicas"] == 3
+    assert seen.deployment.obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
     (job,) = jobs(seen)
     kept = {word for flag, word in zip(arguments(job), arguments(job)[1:], strict=False) if flag == "--keep"}
     assert kept == {old.rpartition("/")[2], spec_of(seen.resource).model.address}, "the model that is served stays"
     seen = carried_out(finished(seen))
     assert serves(seen) == model_files(desired_of(seen.resource)).path != old
     assert seen.deployment is not None
-    assert seen.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 37
+    assert seen.deployment.obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 37
 
 
 def test_models_used_by_existing_pods_are_kept_in_the_volume() -> None:
@@ -137,7 +137,7 @@ def test_other_edits_do_not_wait_and_start_no_download() -> None:
     seen = served()
     seen = carried_out(replace(seen, resource=cached(engine={"device": "cpu", "image": "mine:2"})))
     assert seen.deployment is not None
-    assert seen.deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:2"
+    assert seen.deployment.obj["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:2"
     (job,) = jobs(seen)
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "engine:test"
 
@@ -232,7 +232,7 @@ def test_replicas_that_serve_have_the_model_whatever_becomes_of_volume_and_job()
     claim = seen.children[CLAIM, "chat"]
     gone = seen.with_child(CLAIM, {**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "now"}})
     assert gone.deployment is not None
-    deployment = {**gone.deployment, "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}}
+    deployment = {**gone.deployment.obj, "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1}}
     sets = replica_set("new", deployment["spec"]["template"])
     sets["metadata"]["ownerReferences"] = [{"uid": deployment["metadata"]["uid"], "controller": True}]
     gone = replace(gone.with_child(DEPLOYMENT, deployment), replica_sets=(sets,))
@@ -266,7 +266,7 @@ def test_removing_the_cache_deletes_volume_and_job_and_pods_download_themselves(
     assert jobs(seen) == []
     assert seen.child(CLAIM) is None
     assert seen.deployment is not None
-    spec = seen.deployment["spec"]["template"]["spec"]
+    spec = seen.deployment.obj["spec"]["template"]["spec"]
     assert spec["initContainers"][0]["args"][:2] == ["fetch", HUB]
     assert {"name": "models", "emptyDir": {}} in spec["volumes"]
 
@@ -277,10 +277,10 @@ def test_a_cache_added_to_pods_that_download_themselves_is_filled_before_they_ch
     seen = carried_out(replace(seen, resource=cached()))
     assert before is not None
     assert seen.deployment is not None
-    assert seen.deployment["spec"]["template"] == before["spec"]["template"]
+    assert seen.deployment.obj["spec"]["template"] == before.obj["spec"]["template"]
     seen = carried_out(finished(seen))
     assert seen.deployment is not None
-    assert "initContainers" not in seen.deployment["spec"]["template"]["spec"]
+    assert "initContainers" not in seen.deployment.obj["spec"]["template"]["spec"]
 
 
 def template_of(owner: Object) -> Object:
@@ -553,7 +553,7 @@ def test_queue_labels_reach_the_deployment_the_job_and_their_pods() -> None:
     (job,) = jobs(seen)
     seen = carried_out(finished(seen))
     assert seen.deployment is not None
-    for obj in (job, seen.deployment):
+    for obj in (job, seen.deployment.obj):
         for metadata in (obj["metadata"], obj["spec"]["template"]["metadata"]):
             queue = {name: value for name, value in metadata["labels"].items() if "kueue" in name or name == "team"}
             assert queue == {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "high"}
@@ -623,14 +623,14 @@ def test_the_held_deployment_is_written_once_and_names_no_new_model() -> None:
     deployments = [apply.manifest for apply in plan.applies if apply.kind == DEPLOYMENT]
     for manifest in deployments:
         assert seen.deployment is not None
-        assert manifest["spec"] == seen.deployment["spec"]
+        assert manifest["spec"] == seen.deployment.obj["spec"]
 
 
 def test_a_refused_pod_template_leaves_the_volume_and_its_record_alone() -> None:
     seen = served()
     claim = seen.claim
     assert claim is not None
-    assert CACHED_ANNOTATION in claim["metadata"]["annotations"]
+    assert CACHED_ANNOTATION in claim.annotations
     refused = cached(podTemplate={"spec": {"containers": [{"name": "engine", "args": ["x"]}]}}, replicas=3)
     plan = plan_of(replace(seen, resource=refused))
     assert plan.problem is not None

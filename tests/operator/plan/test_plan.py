@@ -67,7 +67,7 @@ def test_a_foreign_change_is_named_in_the_reason() -> None:
     observed = carried_out(stored())
     assert observed.deployment is not None
     container = ("f:containers", 'k:{"name": "engine"}', "f:args")
-    changed = lose(observed.deployment, "f:spec", "f:template", "f:spec", *container)
+    changed = lose(observed.deployment.obj, "f:spec", "f:template", "f:spec", *container)
     (apply,) = plan_of(observed.with_child(DEPLOYMENT, changed)).applies
     assert apply.why == "restored: spec.template.spec.containers[engine].args had been changed"
 
@@ -87,7 +87,7 @@ def test_a_child_of_another_owner_stops_the_plan(kind: Kind) -> None:
 def test_a_child_that_the_spec_no_longer_needs_is_deleted_only_if_it_is_owned() -> None:
     observed = carried_out(stored())
     assert observed.deployment is not None
-    left = copy.deepcopy(observed.deployment)
+    left = copy.deepcopy(observed.deployment.obj)
     left["metadata"]["name"] = "chat-left"
     plan = plan_of(observed.with_child(DEPLOYMENT, left))
     assert [(delete.kind, delete.child["metadata"]["name"]) for delete in plan.deletes] == [(DEPLOYMENT, "chat-left")]

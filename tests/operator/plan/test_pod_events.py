@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects import Job
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
 from fastgen_operator.pods import Pod
 from harness.objects import container, leaving, pod
@@ -41,7 +42,7 @@ def waiting(reason: str) -> Object:
         (leaving(made()), False),
     ],
 )
-def test_only_pods_on_a_node_without_containers_are_looked_up(subject: Object, lacks: bool) -> None:
+def test_only_pods_on_a_node_without_containers_are_looked_up(subject: Job, lacks: bool) -> None:
     assert lacks_containers(Pod(subject), LATE) is lacks
     assert not lacks_containers(Pod(subject), SOON)
     assert lacks_containers(Pod(subject), BEHIND) is lacks, "the operator's clock is behind the API server's"
@@ -96,14 +97,14 @@ def test_only_a_volume_on_another_node_gets_the_remedy_of_sharing_it() -> None:
     assert failure.message.endswith("quota exceeded")
 
 
-def job(*, condition: str = "", **spec: Any) -> Object:
+def job(*, condition: str = "", **spec: Any) -> Job:
     conditions = [{"type": condition, "status": "True"}] if condition else []
     metadata = {"name": "chat-fetch-1", "uid": "uid", "creationTimestamp": CREATED}
-    return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions}}
+    return Job({"metadata": metadata, "spec": spec, "status": {"conditions": conditions}})
 
 
 def owned(uid: str) -> Object:
-    return {"metadata": {"ownerReferences": [{"uid": uid}]}}
+    return {"metadata": {"ownerReferences": [{"uid": uid, "controller": True}]}}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def owned(uid: str) -> Object:
         (job(condition="Failed"), [], False),
     ],
 )
-def test_only_jobs_that_should_have_a_pod_are_looked_up(subject: Object, pods: list[Object], lacks: bool) -> None:
+def test_only_jobs_that_should_have_a_pod_are_looked_up(subject: Job, pods: list[Object], lacks: bool) -> None:
     assert lacks_pods(subject, map(Pod, pods), LATE) is lacks
     assert not lacks_pods(subject, map(Pod, pods), SOON)
 

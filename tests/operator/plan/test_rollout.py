@@ -62,7 +62,7 @@ def test_only_old_pods_that_serve_nothing_raise_max_unavailable(seen: Observed, 
 
 def test_a_raised_max_unavailable_is_kept_until_the_controller_has_seen_it() -> None:
     seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
-    live = copy.deepcopy(seen.deployment)
+    live = copy.deepcopy(seen.deployment.obj)
     assert live is not None
     live["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] = 2
     live["metadata"]["generation"] += 1
@@ -74,7 +74,7 @@ def test_a_raised_max_unavailable_is_kept_until_the_controller_has_seen_it() -> 
 
 def test_a_deployment_of_another_owner_is_ignored() -> None:
     seen = observed(pod("old", **CRASHED), pod(scheduled=NO_GPU), owner=TWO)
-    foreign = copy.deepcopy(seen.deployment)
+    foreign = copy.deepcopy(seen.deployment.obj)
     assert foreign is not None
     foreign["metadata"]["ownerReferences"][0]["uid"] = "another"
     assert room(seen.with_child(DEPLOYMENT, foreign)) == 1
@@ -131,8 +131,8 @@ def test_a_new_template_sets_deletion_costs_too_but_a_scale_up_does_not() -> Non
 
 def test_a_change_beside_the_template_sets_no_deletion_costs() -> None:
     seen = fleet(a=1.0, b=2.0)
-    live = copy.deepcopy(seen.observed.deployment)
-    assert live is not None
+    assert seen.observed.deployment is not None
+    live = copy.deepcopy(seen.observed.deployment.obj)
     live["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"  # as the API server does
     patient = stored(replicas=3, rollout={"progressDeadlineSeconds": 900})
     plan = plan_of(edited(deployed(seen, live), resource=patient))
@@ -142,8 +142,8 @@ def test_a_change_beside_the_template_sets_no_deletion_costs() -> None:
 
 def test_restoring_the_template_sets_deletion_costs_and_restoring_another_field_does_not() -> None:
     seen = fleet(a=1.0, b=2.0)
-    live = seen.observed.deployment
-    assert live is not None
+    assert seen.observed.deployment is not None
+    live = seen.observed.deployment.obj
     template = lose(live, "f:spec", "f:template", "f:spec", "f:terminationGracePeriodSeconds")
     deadline = lose(live, "f:spec", "f:progressDeadlineSeconds")
     assert costs(plan_of(deployed(seen, template))) == {"a": "1", "b": "2"}

@@ -19,8 +19,8 @@ def test_what_is_derived_follows_what_was_read() -> None:
     assert replace(seen, decision=Decision(3)).desired_replicas == 3
     assert replace(seen, now=datetime(2026, 1, 1, 12, tzinfo=UTC)).desired_replicas == 4
     assert replace(seen, observed=replace(seen.observed, pods=())).supply == ()
-    live = seen.observed.deployment
-    assert live is not None
+    assert seen.observed.deployment is not None
+    live = seen.observed.deployment.obj
     # A write of the operator raises the generation: nothing is known of the newest template's pods until then.
     written = {**live, "metadata": {**live["metadata"], "generation": 8}, "spec": {**live["spec"], "replicas": 2}}
     after = replace(seen, observed=seen.observed.with_child(DEPLOYMENT, written))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.objects import annotations_of
+from fastgen_operator.objects import Stored
 from fastgen_operator.scale_down.order import DELETION_COST
 from harness.adverse import (
     NO_GPU,
@@ -317,7 +317,7 @@ def test_a_scale_down_deletes_the_pods_with_the_fewest_tokens_in_flight(space: S
             body: Object = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
             space.patch(f"pod/{pod['metadata']['name']}", body, "status")
         space.wait_condition("Ready", "True", "AllReplicasReady")
-        written = [annotations_of(pod) for pod in space.pods()]
+        written = [Stored(pod).annotations for pod in space.pods()]
         assert not [each for each in written if DELETION_COST in each], "nothing is written before it matters"
         space.kubectl("scale", "fgd/chat", "--replicas=1")
         (left,) = space.wait_pods(1)

@@ -551,8 +551,8 @@ def test_conditions_follow_the_observed_state(
 def test_conditions_are_unknown_until_the_deployment_controller_observes_the_latest_spec() -> None:
     seen = observed(pod(ready=True), owner=stored(autoscaling={"maxReplicas": 2}), **DONE)
     assert seen.deployment is not None
-    status = {**seen.deployment["status"], "observedGeneration": 6}
-    seen = seen.with_child(DEPLOYMENT, {**seen.deployment, "status": status})
+    status = {**seen.deployment.obj["status"], "observedGeneration": 6}
+    seen = seen.with_child(DEPLOYMENT, {**seen.deployment.obj, "status": status})
     conditions = all_conditions(situation(seen), None)
     # ModelCached does not depend on the Deployment. Two conditions are absent without podTemplate and foreign fields.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
@@ -561,8 +561,8 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
 
 
 def paused(seen: Observed) -> Observed:
-    deployment = seen.deployment
-    assert deployment is not None
+    assert seen.deployment is not None
+    deployment = seen.deployment.obj
     return seen.with_child(DEPLOYMENT, {**deployment, "spec": {**deployment["spec"], "paused": True}})
 
 
@@ -650,8 +650,8 @@ def test_pods_that_were_evicted_before_others_became_ready_do_not_matter_any_mor
 @pytest.mark.parametrize("status", [REFUSED, LATE])
 def test_growth_that_fails_does_not_make_a_fleet_unready_that_serves_what_was_promised(status: Object) -> None:
     seen = growing(pod(ready=True))
-    live = seen.observed.deployment
-    assert live is not None
+    assert seen.observed.deployment is not None
+    live = seen.observed.deployment.obj
     failing = seen.observed.with_child(DEPLOYMENT, {**live, "status": {**live["status"], **status}})
     conditions = all_conditions(replace(seen, observed=failing), None)
     assert conditions[PROGRESSING].status == "False", "it is still shown"

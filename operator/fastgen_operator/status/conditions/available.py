@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.plan.observed import is_rollout_observed
 from fastgen_operator.plan.pod_failures import state_of
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
@@ -20,7 +19,7 @@ AVAILABLE: Final = "Available"
 def available(situation: Situation) -> Condition:
     """Compute the condition Available."""
     observed = situation.observed
-    if observed.deployment is None or not is_rollout_observed(observed.deployment):
+    if observed.deployment is None or not observed.deployment.is_observed:
         return not_observed(situation)
     wanted = situation.desired_replicas
     if wanted == 0:

@@ -19,10 +19,7 @@ from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
-from fastgen_operator.kinds import QUEUE_LABEL
-from fastgen_operator.objects import name_of
 from fastgen_operator.plan.model_cache import serves_model
-from fastgen_operator.plan.observed import has_condition
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import FETCH_CONTAINER, IMAGE_PULL_REASONS, Pod, queue_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
@@ -93,13 +90,12 @@ def _of_jobs(situation: Situation) -> Condition | None:
     It is suspended, or its pod is rejected.
     """
     for job in situation.observed.jobs:
-        name = name_of(job)
-        if has_condition(job, "Suspended"):
-            remedy = f'kubectl patch job {name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
-            if QUEUE_LABEL in job["metadata"].get("labels", {}):
+        if job.is_suspended:
+            remedy = f'kubectl patch job {job.name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
+            if job.is_queued:
                 remedy = queue_message(job)
-            return _false("JobSuspended", f"Job {name} is suspended", remedy)
-        if (failure := situation.failures.get(name)) is not None:
+            return _false("JobSuspended", f"Job {job.name} is suspended", remedy)
+        if (failure := situation.failures.get(job.name)) is not None:
             remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
             return _false(failure.reason, failure.message, remedy)
     return None

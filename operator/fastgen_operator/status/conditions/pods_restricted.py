@@ -24,7 +24,7 @@ def pods_restricted(situation: Situation) -> Condition | None:
         return None
     if deployment is None:
         return not_observed(situation)
-    if broken := broken_rules(deployment["spec"]["template"]):
+    if broken := broken_rules(deployment.template):
         message = f"spec.podTemplate violates the restricted Pod Security Standard: {'; '.join(broken)}"
         return false("PodTemplateNotRestricted", message)
     return true("Restricted", "the pods comply with the restricted Pod Security Standard")

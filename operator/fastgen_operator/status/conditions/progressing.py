@@ -29,9 +29,9 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import condition_of
+from fastgen_operator.objects import Deployment, condition_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
-from fastgen_operator.plan.observed import Observed, is_paused, is_rollout_observed
+from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
@@ -52,9 +52,9 @@ def progressing(situation: Situation) -> Condition:
     """Compute the condition Progressing, except for failures of the operator's own writes, which `table` adds."""
     observed = situation.observed
     deployment = observed.deployment
-    if deployment is None or not is_rollout_observed(deployment):
+    if deployment is None or not deployment.is_observed:
         return not_observed(situation)
-    if is_paused(deployment) and not _is_complete(deployment, observed):
+    if deployment.is_paused and not _is_complete(deployment, observed):
         name = observed.key[1]
         words = f"Deployment {name} is paused, so its rollout is stopped: run kubectl rollout resume deployment/{name}"
         return false("DeploymentPaused", words)
@@ -62,15 +62,14 @@ def progressing(situation: Situation) -> Condition:
         _of_one_pod(situation)
         or replaced_failure(observed)
         or _of_ended_pods(observed)
-        or _of_the_deployment(situation, deployment["status"])
+        or _of_the_deployment(situation, deployment)
     )
     if failure is not None:
         return false(failure.reason, failure.message)
     if _is_complete(deployment, observed):
         return true("RolloutComplete", "all pods have the current template")
-    wanted, updated = deployment["spec"]["replicas"], deployment["status"].get("updatedReplicas", 0)
-    old = deployment["status"].get("replicas", 0) - updated
-    message = f"{updated} of {wanted} pods have the current template, {old} of older ones left"
+    old = deployment.present - deployment.updated
+    message = f"{deployment.updated} of {deployment.replicas} pods have the current template, {old} of older ones left"
     return true("RollingOut", message)
 
 
@@ -102,8 +101,8 @@ def _of_ended_pods(observed: Observed) -> Failure | None:
     return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {last.end}")
 
 
-def _of_the_deployment(situation: Situation, status: Object) -> Failure | None:
-    refused, progress = condition_of(status, "ReplicaFailure"), condition_of(status, "Progressing")
+def _of_the_deployment(situation: Situation, deployment: Deployment) -> Failure | None:
+    refused, progress = deployment.condition("ReplicaFailure"), deployment.condition("Progressing")
     if refused.get("status") == "True":
         words = refused.get("message", "no reason given")
         return Failure("ReplicaFailure", f"the API server rejects new pods: {words}")
@@ -115,10 +114,8 @@ def _of_the_deployment(situation: Situation, status: Object) -> Failure | None:
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 
 
-def _is_complete(deployment: Object, observed: Observed) -> bool:
+def _is_complete(deployment: Deployment, observed: Observed) -> bool:
     """Return whether all existing pods have the current template and have been ready once."""
-    status = deployment.get("status", {})
-    wanted, updated = deployment["spec"]["replicas"], status.get("updatedReplicas", 0)
-    if observed.template is None or not status.get("replicas", 0) == updated == wanted:
+    if observed.template is None or not deployment.present == deployment.updated == deployment.replicas:
         return False
-    return condition_of(status, "Progressing").get("reason") == "NewReplicaSetAvailable" or is_paused(deployment)
+    return deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable" or deployment.is_paused

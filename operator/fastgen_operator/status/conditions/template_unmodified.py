@@ -27,7 +27,7 @@ def template_unmodified(observed: Observed, rewritten: Sequence[RewrittenField])
         rewritten: fields of the Deployment that admission changed or added.
     """
     name = observed.key[1]
-    found = () if observed.deployment is None else foreign_fields(observed.deployment)
+    found = () if observed.deployment is None else foreign_fields(observed.deployment.obj)
     messages = []
     if found:
         named = _listed([f"{field.name} by {field.manager}" for field in found])

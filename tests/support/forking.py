@@ -7,6 +7,7 @@ process takes. That a program starts from its command line is tested elsewhere, 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib
 import json
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _POLL_SECONDS = 0.01
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Forked:
@@ -97,7 +99,7 @@ class ForkServer:
         return None if status == _RUNS else status
 
     def close(self) -> None:
-        """End the process that forks. Processes that it has started go on."""
+        """End the process that forks, and those that it has started."""
         with suppress(BrokenPipeError):
             self._process.communicate(timeout=10)
 
@@ -134,6 +136,8 @@ def _serve(main: Callable[[Sequence[str]], int | None]) -> None:
         elif pid := os.fork():
             print(pid, flush=True)
         else:
+            # A process that nobody can wait for any more would run beside all later tests.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             _redirect(Path(order["log"]))
             os.environ.clear()
             os.environ.update(order["environment"])

@@ -16,7 +16,7 @@ from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.server.http.body_limit import SMALL_BYTES, BodyBudget, BodyLimit
 from fastgen.server.http.errors import APIError
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD, HeldMemory, Holdings, most_logprob_tokens
+from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD, HeldMemory, held_bytes, most_logprob_tokens
 
 MIB = 1 << 20
 
@@ -136,10 +136,21 @@ def request(num_tokens: int, **sampling: Any) -> Request:
 
 def test_each_generation_holds_its_prompt_and_its_log_probabilities() -> None:
     requests = [request(10, max_tokens=5, logprobs=2, prompt_logprobs=1), request(20, max_tokens=5)]
-    assert Holdings.of(requests, 3) == Holdings(90, 10 * 2 * 3, 5 * 3 * 3)
-    with pytest.raises(RequestError, match="logprobs"):
-        Holdings(0, 0, MOST_LOGPROBS_HELD + 1).check()
-    Holdings(1 << 22, MOST_LOGPROBS_HELD, MOST_LOGPROBS_HELD).check()
+    assert held_bytes(requests, 3) == 90 * 80 + (10 * 2 * 3 + 5 * 3 * 3) * 250
+
+
+@pytest.mark.parametrize(
+    ("most", "num_candidates", "too_many", "param"),
+    [
+        (request(1 << 10), 1 << 12, request((1 << 10) + 1), "prompt"),
+        (request(1 << 18, prompt_logprobs=0), 1, request((1 << 18) + 1, prompt_logprobs=0), "prompt_logprobs"),
+        (request(1, max_tokens=1 << 18, logprobs=0), 1, request(1, max_tokens=(1 << 18) + 1, logprobs=0), "logprobs"),
+    ],
+)
+def test_one_request_may_hold_only_so_much(most: Request, num_candidates: int, too_many: Request, param: str) -> None:
+    assert held_bytes([most], num_candidates) > 0
+    with pytest.raises(RequestError, match=f"^{param}: "):
+        held_bytes([too_many], num_candidates)
 
 
 def test_the_memory_of_all_requests_is_bounded_and_one_alone_is_admitted() -> None:

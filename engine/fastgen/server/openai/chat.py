@@ -52,7 +52,8 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> Req
     service.check_chat_template(body.chat_template)
     with client_names(body.aliases):
         ids = service.reserve(model, 1, body.num_choices)
-        return service.handler(id_prefix, model, ids, await rendered_chat(body, model))
+        rendered = await rendered_chat(body, model)
+        return service.handler(id_prefix, model, ids, rendered)
 
 
 async def _complete(handler: RequestHandler, name: str, body: ChatRequest) -> Response:

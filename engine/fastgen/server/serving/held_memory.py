@@ -6,7 +6,6 @@ Both are bounded for each request, by name, and for all requests of a process to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fastgen.core.request import Request, RequestError
 from fastgen.server.http.errors import APIError
@@ -22,50 +21,32 @@ _LOGPROB_BYTES = 250
 _RETRY_SECONDS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What a request's generations hold at most.
+def held_bytes(requests: Sequence[Request], num_candidates: int) -> int:
+    """Return roughly how much `num_candidates` generations of each request hold at most; each has its own prompt.
 
-    Attributes:
-        prompt_tokens: token ids of the prompts; each generation has its own.
-        prompt_logprobs: log-probabilities of the prompts, alternatives included.
-        logprobs: log-probabilities of the generated tokens, alternatives included.
+    Log-probabilities are counted with their alternatives.
+
+    Raises:
+        RequestError: if one HTTP request may not hold so much; names the field and the limit.
     """
-
-    prompt_tokens: int
-    prompt_logprobs: int
-    logprobs: int
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], num_candidates: int) -> Holdings:
-        """Return the holdings of `num_candidates` generations of each request."""
-        prompt_tokens = prompt_logprobs = logprobs = 0
-        for request in requests:
-            length, sampling = len(request.prompt_token_ids), request.sampling
-            prompt_tokens += length * num_candidates
-            if sampling.prompt_logprobs is not None:
-                prompt_logprobs += length * (1 + sampling.prompt_logprobs) * num_candidates
-            if sampling.logprobs is not None:
-                logprobs += sampling.max_tokens * (1 + sampling.logprobs) * num_candidates
-        return cls(prompt_tokens, prompt_logprobs, logprobs)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory, roughly."""
-        return self.prompt_tokens * _TOKEN_BYTES + (self.prompt_logprobs + self.logprobs) * _LOGPROB_BYTES
-
-    def check(self) -> None:
-        """Raise RequestError if one request may not hold so much; names the field and the limit."""
-        for found, most, param, what, remedy in (
-            (self.prompt_tokens, _MOST_PROMPT_TOKENS, "prompt", "prompt tokens in all choices", "lower n"),
-            (self.prompt_logprobs, MOST_LOGPROBS_HELD, "prompt_logprobs", "log-probabilities of prompts", "lower it"),
-            (self.logprobs, MOST_LOGPROBS_HELD, "logprobs", "log-probabilities", "lower it, n or max_tokens"),
-        ):
-            if found > most:
-                raise RequestError(
-                    f"{param}: {found} {what}; one request may have at most {most}: {remedy}, or send several requests",
-                    param,
-                )
+    prompt_tokens = num_candidates * sum(len(request.prompt_token_ids) for request in requests)
+    prompt_logprobs = num_candidates * _num_prompt_logprobs(requests)
+    logprobs = num_candidates * sum(
+        request.sampling.max_tokens * (1 + request.sampling.logprobs)
+        for request in requests
+        if request.sampling.logprobs is not None
+    )
+    for found, most, param, what, remedy in (
+        (prompt_tokens, _MOST_PROMPT_TOKENS, "prompt", "prompt tokens in all choices", "lower n"),
+        (prompt_logprobs, MOST_LOGPROBS_HELD, "prompt_logprobs", "log-probabilities of prompts", "lower it"),
+        (logprobs, MOST_LOGPROBS_HELD, "logprobs", "log-probabilities", "lower it, n or max_tokens"),
+    ):
+        if found > most:
+            raise RequestError(
+                f"{param}: {found} {what}; one request may have at most {most}: {remedy}, or send several requests",
+                param,
+            )
+    return prompt_tokens * _TOKEN_BYTES + (prompt_logprobs + logprobs) * _LOGPROB_BYTES
 
 
 def check_streamed_prompts(requests: Sequence[Request]) -> None:
@@ -73,13 +54,21 @@ def check_streamed_prompts(requests: Sequence[Request]) -> None:
 
     Chunks are written in the event loop, other responses in a thread.
     """
-    found = Holdings.of(requests, 1).prompt_logprobs
+    found = _num_prompt_logprobs(requests)
     if found > _MOST_STREAMED_LOGPROBS:
         raise RequestError(
             f"prompt_logprobs: {found} log-probabilities of prompts; a stream may have at most "
             f"{_MOST_STREAMED_LOGPROBS}: lower it, or set stream to false",
             "prompt_logprobs",
         )
+
+
+def _num_prompt_logprobs(requests: Sequence[Request]) -> int:
+    return sum(
+        len(request.prompt_token_ids) * (1 + request.sampling.prompt_logprobs)
+        for request in requests
+        if request.sampling.prompt_logprobs is not None
+    )
 
 
 def most_logprob_tokens(num_logprobs: int | None, num_generations: int) -> float:

@@ -17,7 +17,7 @@ from fastgen.core.request import RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
 from fastgen.server.serving.admission import admit
-from fastgen.server.serving.held_memory import HeldMemory, Holdings
+from fastgen.server.serving.held_memory import HeldMemory, held_bytes
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.request_handler import RequestHandler
@@ -177,7 +177,7 @@ class Service:
         """
         for request in rendered.requests:
             request.check(model.engine.info.max_model_length, model.engine.info.vocabulary_size)
-        self._hold(Holdings.of(rendered.requests, rendered.num_candidates))
+        self._hold(held_bytes(rendered.requests, rendered.num_candidates))
         places, context = iter(ids), current()
         # Digests have one length, so no salt of a client equals the salt of another key.
         tenant = context.key_digest or "" if self.cache_isolation == "key" else ""
@@ -195,13 +195,12 @@ class Service:
         self.metrics.admitted([len(request.prompt_token_ids) for request in candidates])
         return RequestHandler(f"{id_prefix}-{context.id}", model, self.metrics, rendered, candidates, context.arrival)
 
-    def _hold(self, holdings: Holdings) -> None:
-        """Count what the current request holds until it ends."""
-        holdings.check()
-        self.memory.take(holdings.num_bytes)
+    def _hold(self, num_bytes: int) -> None:
+        """Count the memory that the current request holds until it ends."""
+        self.memory.take(num_bytes)
         context = current()
-        context.on_end.callback(self.memory.release, holdings.num_bytes)
-        context.is_large = context.is_large or holdings.num_bytes > _LARGE_HOLDINGS
+        context.on_end.callback(self.memory.release, num_bytes)
+        context.is_large = context.is_large or num_bytes > _LARGE_HOLDINGS
 
 
 class _LargeBody(msgspec.Struct):

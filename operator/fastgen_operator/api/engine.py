@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from fastgen.config import DEFAULT_TOKEN_BUDGET
-from fastgen_operator.api.fields import ApiModel, engine_setting, model_rules, number_or_word, rule, setting_field
+from fastgen_operator.api.fields import ApiModel, crd_field, engine_setting, model_rules, number_or_word, rule
 
 # The settings that the operator passes to the engine, by their flags in the order of the command line. Most are fields
 # of `Engine` and `KVCache` with the same name: see `children/pod.py`.
@@ -36,8 +36,8 @@ def _block_sizes() -> str:
 class KVCache(ApiModel):
     """Configuration of the paged KV cache."""
 
-    memory_percent: int = setting_field("memory_percent")
-    block_size: int = setting_field(
+    memory_percent: int = crd_field("memory_percent")
+    block_size: int = crd_field(
         "block_size",
         json_schema_extra=rule(
             f"self in [{_block_sizes()}]",
@@ -50,7 +50,7 @@ class KVCache(ApiModel):
         pattern=r"^[0-9]+([KMGT]i)?$",
         description=engine_setting("swap_space").help + " It counts towards the container's memory limit.",
     )
-    prefix_caching: bool = setting_field("prefix_caching")
+    prefix_caching: bool = crd_field("prefix_caching")
 
 
 class Engine(ApiModel):
@@ -75,17 +75,17 @@ class Engine(ApiModel):
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     """Container image of the engine. Defaults to the image that the operator is configured with."""
-    device: Literal["cpu", "cuda"] = setting_field("device", required=True)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting_field("dtype")
+    device: Literal["cpu", "cuda"] = crd_field("device", required=True)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = crd_field("dtype")
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
     inter_token_target: int | str = number_or_word(
         "inter_token_target",
         "spec.engine.interTokenTarget",
         "It is also the default of spec.autoscaling.targets.interTokenLatencyMilliseconds.",
     )
-    max_sequences: int | None = setting_field("max_sequences")
-    max_model_length: int | None = setting_field("max_model_length")
-    max_queued_requests: int = setting_field("max_queued_requests")
+    max_sequences: int | None = crd_field("max_sequences")
+    max_model_length: int | None = crd_field("max_model_length")
+    max_queued_requests: int = crd_field("max_queued_requests")
     kv_cache: KVCache = KVCache()
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(default=[], max_length=64)
     """Additional command-line arguments for `fastgen serve`, appended to those that the operator sets. Each flag and

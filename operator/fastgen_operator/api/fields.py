@@ -69,7 +69,7 @@ def model_rule(condition: str, message: str) -> ConfigDict:
     return model_rules((condition, message))
 
 
-def setting_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
+def crd_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
     """Return a field with the default, bounds and help text of the engine setting `name`."""
     found = engine_setting(name)
     default = ... if required else found.default

@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
-from fastgen_operator.api.fields import FREE_FORM, ApiModel, ObjectName, OperatorClass, model_rules, rule, setting_field
+from fastgen_operator.api.fields import FREE_FORM, ApiModel, ObjectName, OperatorClass, crd_field, model_rules, rule
 from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
 from fastgen_operator.api.network import Network
 from fastgen_operator.api.resources import Resources
@@ -122,7 +122,7 @@ class Spec(ApiModel):
     mode is DryRun."""
     rollout: Rollout = Rollout()
     """Rolling update strategy of the pods."""
-    drain_seconds: int = setting_field("drain_seconds")
+    drain_seconds: int = crd_field("drain_seconds")
     startup_deadline_seconds: int = Field(default=1800, ge=10, le=86400)
     """Time in seconds that the engine container has to become ready after it starts, before it is restarted. Rounded up
     to an even number."""

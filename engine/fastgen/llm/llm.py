@@ -18,7 +18,7 @@ from fastgen.engine.build import build_engine
 from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
-from fastgen.text.chat import ChatTemplateError
+from fastgen.text.chat_template import ChatTemplateError
 from fastgen.text.message_form import Message
 from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.rendered_request import RenderedRequest

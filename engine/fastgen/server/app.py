@@ -23,10 +23,11 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.http.host_check import HostCheck
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
-from fastgen.server.openai import chat, completions, tokenization
+from fastgen.server.openai import completions, tokenization
+from fastgen.server.openai.chat import endpoint as chat
 from fastgen.server.openai.other_routes import missing_route
 from fastgen.server.openai.pooling import embeddings, rerank
-from fastgen.server.openai.response_api import endpoint as responses
+from fastgen.server.openai.responses import endpoint as responses
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service

@@ -10,8 +10,8 @@ from fastapi.openapi.utils import get_openapi
 
 from fastgen.server.openai.pooling.embeddings import Embeddings
 from fastgen.server.openai.pooling.rerank import Ranking, Scores
-from fastgen.server.openai.response_api.objects import ResponseBody
-from fastgen.server.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
+from fastgen.server.openai.response_bodies import ChatCompletion, Completion, ModelCard, ModelList
+from fastgen.server.openai.responses.objects import ResponseBody
 from fastgen.server.openai.tokenization import DetokenizeResponse, TokenizeResponse
 from fastgen.server.probes import Load, Status, Version
 

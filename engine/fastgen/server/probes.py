@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from fastgen.server.http.errors import APIError
-from fastgen.server.openai.responses import ModelCard, ModelList, json_response
+from fastgen.server.openai.response_bodies import ModelCard, ModelList, json_response
 from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.version import VERSION

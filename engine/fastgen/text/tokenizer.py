@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.tokenizer_formats import gguf, huggingface
 from fastgen.text.tokenizer_formats.added_tokens import TokenFiles

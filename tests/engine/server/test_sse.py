@@ -12,7 +12,7 @@ from starlette.types import Message
 from fastgen.server.http.connection import BODY_WRITER
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import KEEP_ALIVE, EventTemplate, GeneratedEvents, event
-from fastgen.server.openai.responses import ChatChunk, ChatChunkChoice, Delta
+from fastgen.server.openai.response_bodies import ChatChunk, ChatChunkChoice, Delta
 
 
 class QuickToKeepAlive(GeneratedEvents):

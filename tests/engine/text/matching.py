@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from fastgen.core.request import Grammar
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.constraints import GrammarFactory
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary, byte_alphabet

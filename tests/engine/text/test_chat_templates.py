@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from fastgen.config import ConfigError
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from engine.text.template_shapes import SHAPES, source_of
-from fastgen.text.chat import ChatTemplate, ChatTemplateError
+from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.text.template_shapes import SHAPES, Shape, source_of
-from fastgen.server.openai.messages import ChatMessage, Tool
-from fastgen.text.chat import ChatTemplate, ChatTemplateError
+from fastgen.server.openai.fields.messages import ChatMessage, Tool
+from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.output_events import CallArguments, Collected
 from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tools.format import OfferedTool

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.reasoning import (
     ReasoningFormat,
     ReasoningParser,

@@ -12,7 +12,7 @@ from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
 from fastgen.server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
-from fastgen.server.openai.responses import (
+from fastgen.server.openai.response_bodies import (
     Completion,
     CompletionChoice,
     CompletionUsage,

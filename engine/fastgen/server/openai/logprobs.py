@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fastgen.core.step_output import TokenLogprobs
-from fastgen.server.openai.responses import (
+from fastgen.server.openai.response_bodies import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,

@@ -15,6 +15,8 @@ from pydantic import BaseModel, Field
 
 from fastgen.core.request import Request, RequestError, SamplingParams
 from fastgen.server.openai.fields.common import EngineFields
+from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice
+from fastgen.server.openai.fields.structured_outputs import StructureFields
 from fastgen.server.openai.fields.types import (
     BadWords,
     Boolean,
@@ -34,8 +36,6 @@ from fastgen.server.openai.fields.types import (
     field_error,
 )
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, refused
-from fastgen.server.openai.messages import ChatMessage, Tool, ToolChoice
-from fastgen.server.openai.structured_outputs import StructureFields
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.rendered_request import RenderedRequest
 

@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.chat_rendering import chat_prompt
+from fastgen.server.openai.chat.rendering import chat_prompt
+from fastgen.server.openai.chat.tools import offered_tools
+from fastgen.server.openai.fields.messages import ChatMessage
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
-from fastgen.server.openai.messages import ChatMessage
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.responses import json_response
-from fastgen.server.openai.tool_calling import offered_tools
+from fastgen.server.openai.response_bodies import json_response
 from fastgen.server.serving.encoding import encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.service import Service

@@ -17,7 +17,7 @@ from fastgen.server.openai.fields.unsupported import Ignored, Refused
 from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
 from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.openai.response_api.request import ResponseRequest
+from fastgen.server.openai.responses.request import ResponseRequest
 
 REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
     CompletionRequest: {"prompt": "a"},

@@ -14,7 +14,7 @@ from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving, leaves_its_grammar
 from fastgen.core.request import RequestError
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.response_api.request import ResponseRequest
+from fastgen.server.openai.responses.request import ResponseRequest
 
 PATH = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

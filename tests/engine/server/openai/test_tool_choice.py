@@ -10,13 +10,13 @@ from tokenizers import AddedToken
 
 from engine.text.matching import END, byte_tokenizer, matches
 from fastgen.core.request import RequestError
-from fastgen.server.openai.chat_rendering import chat_prompt
+from fastgen.server.openai.chat.rendering import chat_prompt
+from fastgen.server.openai.chat.tools import Structure, Tools, constrained, offered_tools, tools_grammar
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.response_api.request import ResponseRequest
-from fastgen.server.openai.tool_calling import Structure, Tools, constrained, offered_tools, tools_grammar
+from fastgen.server.openai.responses.request import ResponseRequest
 from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.text.chat import ChatTemplate
+from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.output_events import Collected
 from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
 from fastgen.text.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen.core.request import FinishReason
-from fastgen.server.openai.chat_choices import ChatChunkWriter, chat_choice
+from fastgen.server.openai.chat.choices import ChatChunkWriter, chat_choice
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.response_api.output import Output
+from fastgen.server.openai.responses.output import Output
 from fastgen.text.reasoning import ReasoningFormat, Start
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta

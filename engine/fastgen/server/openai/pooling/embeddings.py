@@ -16,7 +16,7 @@ from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import EmbeddingUsage, PoolingRequest
-from fastgen.server.openai.responses import ResponseHead, json_response
+from fastgen.server.openai.response_bodies import ResponseHead, json_response
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.task import ServedTask

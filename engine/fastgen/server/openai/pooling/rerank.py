@@ -17,7 +17,7 @@ from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, Documents, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, PoolingRequest
-from fastgen.server.openai.responses import ResponseHead, json_response
+from fastgen.server.openai.response_bodies import ResponseHead, json_response
 from fastgen.server.serving.encoding import encode, encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import RequestHandler

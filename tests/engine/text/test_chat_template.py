@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from fastgen.config import ConfigError
-from fastgen.text.chat import ChatTemplate, ChatTemplateError
+from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 from fastgen.text.tokenizer import Tokenizer
 
 CONVERSATION: list[dict[str, Any]] = [

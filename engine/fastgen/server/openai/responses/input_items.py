@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastgen.server.openai.messages import TextContent, content_of
+from fastgen.server.openai.fields.messages import TextContent, content_of
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from fastgen.core.request import Grammar, RequestError
+from fastgen.server.openai.fields.messages import with_text
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.messages import with_text
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.grammar import MOST_GRAMMAR_BYTES, arguments_grammar

@@ -8,12 +8,12 @@ from msgspec import UNSET, UnsetType
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
-from fastgen.server.openai.chat_choices import ChatChunkWriter, chat_choice
-from fastgen.server.openai.chat_rendering import rendered_chat
+from fastgen.server.openai.chat.choices import ChatChunkWriter, chat_choice
+from fastgen.server.openai.chat.rendering import rendered_chat
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
 from fastgen.server.openai.protocol import ChatRequest
-from fastgen.server.openai.responses import (
+from fastgen.server.openai.response_bodies import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from fastgen.server.openai.chat_choices import call_id, chat_finish_reason
-from fastgen.server.openai.response_api.objects import (
+from fastgen.server.openai.chat.choices import call_id, chat_finish_reason
+from fastgen.server.openai.responses.objects import (
     FunctionCallItem,
     Item,
     ItemStatus,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from fastgen.server.openai.response_api.request import ResponseRequest
-from fastgen.server.openai.responses import CompletionTokensDetails, CompletionUsage
+from fastgen.server.openai.response_bodies import CompletionTokensDetails, CompletionUsage
+from fastgen.server.openai.responses.request import ResponseRequest
 from fastgen.server.serving.request_handler import RequestHandler
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -11,11 +11,11 @@ from fastgen.server.http.errors import APIError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.chat import admit_chat, chat_usage
-from fastgen.server.openai.response_api.objects import ItemStatus, ResponseBody, ResponseError, begun_response, finished
-from fastgen.server.openai.response_api.output import ItemEvent, Output
-from fastgen.server.openai.response_api.request import ALIASES, ResponseRequest
-from fastgen.server.openai.responses import json_response
+from fastgen.server.openai.chat.endpoint import admit_chat, chat_usage
+from fastgen.server.openai.response_bodies import json_response
+from fastgen.server.openai.responses.objects import ItemStatus, ResponseBody, ResponseError, begun_response, finished
+from fastgen.server.openai.responses.output import ItemEvent, Output
+from fastgen.server.openai.responses.request import ALIASES, ResponseRequest
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream

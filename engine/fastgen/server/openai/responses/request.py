@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationError
 
+from fastgen.server.openai.fields.messages import TextContent, with_text
 from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
-from fastgen.server.openai.messages import TextContent, with_text
 from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
-from fastgen.server.openai.response_api.input_items import messages_of
+from fastgen.server.openai.responses.input_items import messages_of
 
 _NOT_STORED = "nothing is stored; send the whole input"
 # Names of fields here by their name in a chat completion.

@@ -1,0 +1,1 @@
+"""/v1/chat/completions: from the body to a rendered request, and from its output to choices."""

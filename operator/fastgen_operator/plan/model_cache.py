@@ -21,6 +21,14 @@ from fastgen_operator.pods import FETCH_CONTAINER
 
 
 @dataclass(frozen=True, slots=True)
+class EndJob:
+    """One Job to end, because its download is complete but other containers keep its pod running."""
+
+    job: Job
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Download:
     """What can be applied now.
 
@@ -109,19 +117,21 @@ def serves_model(situation: Situation) -> bool:
     return is_enough and _model_of(observed.deployment.template) == wanted
 
 
-def kept_open(observed: Observed) -> list[tuple[Job, tuple[str, ...]]]:
-    """Return the Jobs whose download is complete, but whose pod still runs other containers, with their names.
+def finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
+    """Return the Jobs whose download is complete, but whose pod still runs other containers.
 
-    Sidecars (init containers with restartPolicy Always) end with the others, and do not count.
+    Until then neither the Job nor its pod ends, and both hold resources and the volume. Sidecars (init containers with
+    restartPolicy Always) end with the others, and do not count.
     """
     found = []
     for job in observed.jobs:
         fetched = (pod for pod in observed.pods_of(job) if pod.container(FETCH_CONTAINER).has_succeeded)
         containers = (each for pod in fetched for each in pod.containers if each.role == "container")
-        running = {each.name for each in containers if each.is_running}
+        running = sorted({each.name for each in containers if each.is_running})
         if running and not job.is_complete:
-            found.append((job, tuple(sorted(running))))
-    return found
+            why = "ended: the download is complete, but its pod does not end, because of the running container "
+            found.append(EndJob(job, why + " and ".join(running)))
+    return tuple(found)
 
 
 def _model_of(template: Object) -> tuple[Any, ...]:

@@ -14,11 +14,11 @@ from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
-from fastgen_operator.objects import FAULT, Job, is_terminating, name_of
+from fastgen_operator.objects import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
-from fastgen_operator.plan.model_cache import kept_open, plan_download
+from fastgen_operator.plan.model_cache import EndJob, finished_downloads, plan_download
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
 from fastgen_operator.plan.rollout import max_unavailable, pods_to_replace
@@ -41,14 +41,6 @@ class Delete:
 
     kind: Kind
     child: Object
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    """One Job to end, because its download is complete but other containers keep its pod running."""
-
-    job: Job
     why: str
 
 
@@ -148,7 +140,7 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     return Plan(
         deletion_costs=costs,
         applies=applies,
-        ends=_finished_downloads(observed),
+        ends=finished_downloads(observed),
         deletes=(*_unwanted(keep, observed), *_replaced_pods(situation)),
         problem=combine(problems),
         rewritten=() if any(apply.kind == DEPLOYMENT for apply in applies) else _rewritten(own),
@@ -174,12 +166,6 @@ def desired_state(situation: Situation, platform: Platform) -> Desired:
         cached_model=situation.cached_model,
         queue=queue_labels(resource, spec),
     )
-
-
-def _finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
-    """Return the Jobs to end. Until then neither the Job nor its pod ends, and both hold resources and the volume."""
-    why = "ended: the download is complete, but its pod does not end, because of the running container {}"
-    return tuple(EndJob(job, why.format(" and ".join(containers))) for job, containers in kept_open(observed))
 
 
 def _rewritten(compared: Sequence[tuple[Kind, Object, Object | None]]) -> tuple[RewrittenField, ...]:

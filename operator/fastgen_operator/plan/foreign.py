@@ -55,31 +55,34 @@ def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
     own = applied_entry(deployment)
     if own is None:
         return ()
-    ours = _at(own["fieldsV1"], _POD)
-    found = {
-        ForeignField(str(entry["manager"]), path, _is_undo(entry["fieldsV1"], own["fieldsV1"]) or _decides(path))
-        for entry in foreign_entries(deployment)
-        for path in _beyond(_at(entry["fieldsV1"], _POD), ours, _POD)
-    }
+    ours = set(_leaves(own["fieldsV1"]))
+    known = {path[:length] for path in ours for length in range(len(path) + 1)}
+    found = set()
+    for entry in foreign_entries(deployment):
+        theirs = set(_leaves(entry["fieldsV1"]))
+        is_undo = _APPLIED in theirs - ours
+        for path in theirs:
+            steps = (path[:length] for length in range(1, len(path) + 1))
+            first = next((step for step in steps if step not in known), ())
+            # Who owns a leaf owns everything below it.
+            if first[:3] == _POD and len(first) > 3 and first[-1] != "." and first[:-1] not in ours:
+                found.add(ForeignField(str(entry["manager"]), first, is_undo or _decides(first)))
     return tuple(sorted(found, key=lambda field: (field.manager, field.path)))
 
 
 def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[str, Any]]:
     """Return the `managedFields` of a live, uncached Deployment with those fields moved to the operator's entry."""
-    paths = [field.path for field in fields]
-    taken: dict[str, Any] = {}
-    others = []
+    wanted = tuple(field.path for field in fields)
+    taken: list[Path] = []
+    kept = []
     for entry in deployment["metadata"]["managedFields"]:
-        owned = entry.get("fieldsV1", {})
+        owned = list(_leaves(entry.get("fieldsV1", {})))
         if not is_applied_entry(entry) and not entry.get("subresource"):
-            for path in paths:
-                taken = _union(taken, _only(owned, path))
-                owned = _without(owned, path)
-        others.append({**entry, "fieldsV1": owned})
-    for entry in others:
-        if is_applied_entry(entry):
-            entry["fieldsV1"] = _union(entry["fieldsV1"], taken)
-    return [entry for entry in others if entry["fieldsV1"]]
+            taken += (path for path in owned if _is_within(path, wanted))
+            owned = [path for path in owned if not _is_within(path, wanted)]
+        kept.append((entry, owned))
+    moved = ((entry, [*owned, *taken] if is_applied_entry(entry) else owned) for entry, owned in kept)
+    return [{**entry, "fieldsV1": _tree(owned)} for entry, owned in moved if owned]
 
 
 def _decides(path: Path) -> bool:
@@ -89,45 +92,24 @@ def _decides(path: Path) -> bool:
     return first in _PLACEMENT or bool(is_engine)
 
 
-def _is_undo(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Return whether `kubectl rollout undo` set the other manager's fields."""
-    *place, name = _APPLIED
-    return name in _at(theirs, place) and name not in _at(ours, place)
+def _is_within(path: Path, parents: Iterable[Path]) -> bool:
+    return any(path[: len(parent)] == parent for parent in parents)
 
 
-def _beyond(theirs: Mapping[str, Any], ours: Mapping[str, Any], path: Path) -> Iterator[Path]:
-    """Yield the paths that are in the field set `theirs` but not in `ours`. An empty set owns the whole value."""
-    for name, fields in theirs.items():
-        if name == ".":
-            continue
-        if name not in ours:
+def _leaves(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
+    """Yield the paths of a field set that have nothing below them."""
+    for name, below in fields.items():
+        if below:
+            yield from _leaves(below, (*path, name))
+        else:
             yield (*path, name)
-        elif fields and ours[name]:
-            yield from _beyond(fields, ours[name], (*path, name))
 
 
-def _at(fields: Mapping[str, Any], path: Iterable[str]) -> Mapping[str, Any]:
-    for name in path:
-        fields = fields.get(name, {})
-    return fields
-
-
-def _only(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the subset at and below the path."""
-    if not path:
-        return dict(fields)
-    return {path[0]: _only(fields[path[0]], path[1:])} if path[0] in fields else {}
-
-
-def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    return {**left, **{name: _union(left.get(name, {}), fields) for name, fields in right.items()}}
-
-
-def _without(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the set without the field at the path, and without the sets that it leaves empty."""
-    name, rest = path[0], path[1:]
-    if name not in fields:
-        return dict(fields)
-    left = _without(fields[name], rest) if rest else {}
-    others = {other: value for other, value in fields.items() if other != name}
-    return {**others, name: left} if left else others
+def _tree(leaves: Iterable[Path]) -> dict[str, Any]:
+    """Return the field set with these leaves."""
+    root: dict[str, Any] = {}
+    for path in leaves:
+        node = root
+        for name in path:
+            node = node.setdefault(name, {})
+    return root

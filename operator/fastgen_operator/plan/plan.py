@@ -20,7 +20,7 @@ from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import EndJob, finished_downloads, plan_download
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.rewritten import RewrittenField, rewritten_fields
+from fastgen_operator.plan.rewritten import rewritten_fields
 from fastgen_operator.plan.rollout import max_unavailable, pods_to_replace
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod
@@ -62,7 +62,7 @@ class Plan:
     ends: tuple[EndJob, ...] = ()
     deletes: tuple[Delete, ...] = ()
     problem: Problem | None = None
-    rewritten: tuple[RewrittenField, ...] = ()
+    rewritten: tuple[str, ...] = ()
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Pod, ...] = ()
     needs_nodes: bool = False
@@ -168,7 +168,7 @@ def desired_state(situation: Situation, platform: Platform) -> Desired:
     )
 
 
-def _rewritten(compared: Sequence[tuple[Kind, Object, Object | None]]) -> tuple[RewrittenField, ...]:
+def _rewritten(compared: Sequence[tuple[Kind, Object, Object | None]]) -> tuple[str, ...]:
     """Return the fields of the Deployment that admission rewrites; its manifest is what was applied last."""
     for kind, manifest, live in compared:
         if kind == DEPLOYMENT and live is not None:

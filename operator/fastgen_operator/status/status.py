@@ -15,7 +15,6 @@ from fastgen_operator.objects import condition_of
 from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
 from fastgen_operator.status.conditions.condition import Condition, merge
@@ -32,9 +31,7 @@ class Notice:
     message: str
 
 
-def build_status(
-    situation: Situation, problem: Problem | None, rewritten: Sequence[RewrittenField] = ()
-) -> dict[str, Any]:
+def build_status(situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()) -> dict[str, Any]:
     """Build the status. Only transition times depend on the time, and only if a condition's status has changed.
 
     Args:

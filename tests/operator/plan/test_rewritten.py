@@ -49,40 +49,40 @@ CHANGES: dict[str, tuple[Callable[[Object], object], list[str]]] = {
     "defaults and units": (defaults, []),
     "an image": (
         lambda pod: engine(pod).update(image="mirror/engine:1"),
-        [f"{CONTAINER}.image from engine:other to mirror/engine:1"],
+        [f"{CONTAINER}.image"],
     ),
     "a quantity": (
         lambda pod: engine(pod)["resources"]["limits"].update(memory="1Gi"),
-        [f"{CONTAINER}.resources.limits.memory from 2048Mi to 1Gi"],
+        [f"{CONTAINER}.resources.limits.memory"],
     ),
     "an added limit": (
         lambda pod: engine(pod)["resources"]["limits"].update({"example.com/net": "1"}),
-        [f"{CONTAINER}.resources.limits.example.com/net added"],
+        [f"{CONTAINER}.resources.limits.example.com/net"],
     ),
-    "a variable's value, which is not shown": (
+    "a variable's value": (
         lambda pod: engine(pod)["env"][0].update(value="hunter2"),
-        [f"{CONTAINER}.env[HOME].value changed"],
+        [f"{CONTAINER}.env[HOME].value"],
     ),
     "an argument": (
         lambda pod: engine(pod)["args"].__setitem__(0, "bench"),
-        [f"{CONTAINER}.args[0] from serve to bench"],
+        [f"{CONTAINER}.args[0]"],
     ),
     "a sidecar in front": (
         lambda pod: pod["containers"].insert(0, SIDECAR | {"name": "mesh"}),
-        ["spec.template.spec.containers[mesh] added"],
+        ["spec.template.spec.containers[mesh]"],
     ),
     "a toleration": (
         lambda pod: pod["tolerations"].append({"key": "spot"}),
-        ["spec.template.spec.tolerations from 2 to 3 items"],
+        ["spec.template.spec.tolerations[2]"],
     ),
     "a removed probe and a removed variable": (
         lambda pod: (engine(pod).pop("livenessProbe"), engine(pod)["env"].pop(0)),
-        [f"{CONTAINER}.env[HOME] removed", f"{CONTAINER}.livenessProbe removed"],
+        [f"{CONTAINER}.env[HOME]", f"{CONTAINER}.livenessProbe"],
     ),
-    "the host's network": (lambda pod: pod.update(hostIPC=True), ["spec.template.spec.hostIPC added"]),
+    "the host's network": (lambda pod: pod.update(hostIPC=True), ["spec.template.spec.hostIPC"]),
     "a node selector": (
         lambda pod: pod["nodeSelector"].update(disk="slow", zone="a"),
-        ["spec.template.spec.nodeSelector.disk from fast to slow", "spec.template.spec.nodeSelector.zone added"],
+        ["spec.template.spec.nodeSelector.disk", "spec.template.spec.nodeSelector.zone"],
     ),
 }
 
@@ -90,7 +90,7 @@ CHANGES: dict[str, tuple[Callable[[Object], object], list[str]]] = {
 @pytest.mark.parametrize("case", CHANGES)
 def test_values_that_admission_changed_and_fields_that_it_added_are_named(case: str) -> None:
     change, expected = CHANGES[case]
-    assert [str(field) for field in rewritten_fields(*edited(change))] == expected
+    assert list(rewritten_fields(*edited(change))) == expected
 
 
 def test_a_field_that_another_manager_added_is_not_admissions() -> None:

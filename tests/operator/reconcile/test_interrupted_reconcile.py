@@ -297,7 +297,7 @@ def check_the_webhook(cluster: FakeCluster) -> None:
     assert sorted(cluster.creations) == sorted(CREATED)
     found = condition_of(cluster, "TemplateUnmodified")
     assert found["reason"] == "RewrittenByWebhook"
-    assert "image from engine:test to mirror/engine:test" in found["message"]
+    assert "containers[engine].image: to find it" in found["message"]
 
 
 def with_a_foreign_field() -> FakeCluster:

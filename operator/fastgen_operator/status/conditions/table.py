@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from fastgen_operator.plan.plan import Problem
-from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.available import AVAILABLE, available
 from fastgen_operator.status.conditions.condition import Condition, false, unknown
@@ -41,7 +40,7 @@ ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
 
 def all_conditions(
-    situation: Situation, problem: Problem | None, rewritten: Sequence[RewrittenField] = ()
+    situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()
 ) -> dict[str, Condition]:
     """Return all conditions by type, Ready first.
 

@@ -3,7 +3,7 @@
 Sources: its managedFields, and a comparison with what the operator applied. Absent unless there are others. False:
 ForeignFields (lists the fields that other managers added, with the managers; the operator removes those that decide
 where the pods run or what the engine does), RewrittenByWebhook (lists the fields that an admission webhook or policy
-changes in every write, with both values; the operator leaves them).
+changes in every write; the operator leaves them).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Final
 
 from fastgen_operator.plan.foreign import foreign_fields
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.rewritten import RewrittenField
 from fastgen_operator.status.conditions.condition import Condition, false
 
 TEMPLATE_UNMODIFIED: Final = "TemplateUnmodified"
 _LISTED: Final = 5
 
 
-def template_unmodified(observed: Observed, rewritten: Sequence[RewrittenField]) -> Condition | None:
+def template_unmodified(observed: Observed, rewritten: Sequence[str]) -> Condition | None:
     """Compute the condition TemplateUnmodified.
 
     Args:
@@ -38,7 +37,7 @@ def template_unmodified(observed: Observed, rewritten: Sequence[RewrittenField])
     if rewritten:
         messages.append(
             f"a mutating admission webhook or policy changed Deployment {name}: "
-            f"{_listed([str(field) for field in rewritten])}: to find it, run "
+            f"{_listed(rewritten)}: to find it, run "
             "kubectl get mutatingwebhookconfigurations; without it, kubectl delete deployment "
             f"{name} --cascade=orphan restores the fields"
         )

@@ -45,9 +45,6 @@ class Grammars(Protocol):
         """Return the compiled grammar, at once if it was used before.
 
         The future raises RequestError, with the reason, if the grammar cannot be enforced.
-
-        Raises:
-            RequestError: if no grammar can be enforced for this model.
         """
 
     def prepare(self) -> None:

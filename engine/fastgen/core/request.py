@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
     DEADLINE = "deadline"  # its own deadline passed
     OUT_OF_MEMORY = "out_of_memory"  # the device lacked the memory to compute it, even alone; clients get an error
-    GRAMMAR = "grammar"  # its grammar takes too much work to follow; clients get an error
+    GRAMMAR = "grammar"  # its grammar takes too much work or memory to follow; clients get an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

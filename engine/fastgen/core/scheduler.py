@@ -126,9 +126,9 @@ class Scheduler:
         """Queue a held sequence, where its arrival ranks it."""
         self._waiting.push(self._held.pop(sequence.ordinal))
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a sequence, running or waiting, and free its blocks when no step in flight writes them."""
-        self._end(sequence, FinishReason.ABORT)
+        self._end(sequence, reason)
 
     def end_overdue(self, now: float) -> list[Sequence]:
         """End the sequences whose deadline has passed at `now` and return them."""

@@ -16,7 +16,7 @@ import numpy as np
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.constraint import Grammars, NewConstraint
-from fastgen.core.request import Grammar, Request, RequestError
+from fastgen.core.request import FinishReason, Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
@@ -363,6 +363,6 @@ class Engine:
             else:
                 # The server has checked the grammar, but over a smaller vocabulary.
                 log.error("request %s ends: %s", request_id, error)
-                self._scheduler.cancel(sequence)
+                self._scheduler.cancel(sequence, FinishReason.GRAMMAR)
                 invalid.append(sequence)
         return self._ends(invalid)

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import llguidance
 
@@ -30,6 +30,7 @@ from fastgen.text.grammar import (
     summary,
     vocabulary_tables,
 )
+from fastgen.text.grammar_memory import MOST_BYTES, allocated_bytes, return_free_pages
 from fastgen.text.large_stacks import large_stack_threads
 from fastgen.text.tokenizer import Tokenizer
 
@@ -59,6 +60,9 @@ class GrammarFactory:
     cache. The first grammar needs tables of the whole vocabulary, which take half a second to build. Half of that holds
     the interpreter's lock, so `prepare` builds them before there are requests.
 
+    Together, grammars and their generations take at most `MOST_BYTES`. Beyond that, the cache is emptied, and the
+    generation that took most processor time ends, then the next one: memory grows only while the library computes.
+
     Args:
         load_tokenizer: called once, at the first grammar, in a thread.
         vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
@@ -84,19 +88,23 @@ class GrammarFactory:
         self._late: list[Future[None]] = []  # of earlier steps
         self._building = threading.Lock()
         self._built: llguidance.LLTokenizer | None = None
-        self._kept: OrderedDict[Grammar, Future[NewConstraint]] = OrderedDict()
+        self._kept: OrderedDict[Grammar, Future[_Compiled]] = OrderedDict()
+        self._generations: weakref.WeakSet[GrammarConstraint] = weakref.WeakSet()
+        self._other_bytes = 0  # allocated before there was a grammar
 
     def compile(self, grammar: Grammar) -> Future[NewConstraint]:
         """Return the compiled grammar, or the one that is being compiled; see `Grammars.compile`."""
-        if not self._end_tokens and grammar.kind != "tokens":
-            raise InvalidGrammar(grammar, "the model has no end-of-sequence token, so no match can end")
+        if grammar.kind == "tokens":
+            tokens = Future[NewConstraint]()
+            tokens.set_result(partial(TokenSet, grammar.token_ids))
+            return tokens
         future = self._kept.pop(grammar, None)
-        if future is None or (future.done() and future.exception() is not None):
+        if future is None or (future.done() and (future.exception() is not None or future.result().shared.has_failed)):
             future = self._threads.submit(self._compile, grammar)
         self._kept[grammar] = future
         if len(self._kept) > GRAMMARS_KEPT:
             self._kept.popitem(last=False)
-        return future
+        return cast("Future[NewConstraint]", future)
 
     def prepare(self) -> None:
         """Build the tables in a thread, unless they have been built."""
@@ -111,12 +119,28 @@ class GrammarFactory:
         """
         return self.compile(grammar).result()()
 
-    def _compile(self, grammar: Grammar) -> NewConstraint:
-        if grammar.kind == "tokens":
-            return partial(TokenSet, grammar.token_ids)
-        matcher = compile_grammar(grammar, self._tables(), limits())
-        pace = _Pace()
-        return lambda: GrammarConstraint(matcher.deep_copy(), self._end_tokens, pace)
+    def _compile(self, grammar: Grammar) -> _Compiled:
+        if not self._end_tokens:
+            raise InvalidGrammar(grammar, "the model has no end-of-sequence token, so no match can end")
+        tables, began = self._tables(), time.thread_time()
+        matcher = compile_grammar(grammar, tables, limits())
+        return _Compiled(matcher, _Shared(time.thread_time() - began), self._begin)
+
+    def _begin(self, compiled: _Compiled) -> GrammarConstraint:
+        constraint = GrammarConstraint(compiled.matcher.deep_copy(), compiled.shared, self._end_tokens)
+        self._generations.add(constraint)
+        self._bound_memory()
+        return constraint
+
+    def _bound_memory(self) -> None:
+        """End a generation if grammars take too much memory."""
+        if allocated_bytes() - self._other_bytes <= MOST_BYTES:
+            return
+        self._kept.clear()
+        unfinished = [each for each in self._generations if each.end is None]
+        if unfinished and allocated_bytes() - self._other_bytes > MOST_BYTES:
+            max(unfinished, key=lambda each: each.seconds).give_up("all grammars together take too much memory")
+        return_free_pages()
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> list[int]:
         """Write the masks of several constraints in parallel, without the GIL; see `Grammars.fill_masks`.
@@ -124,13 +148,14 @@ class GrammarFactory:
         Masks that take too long are finished in the background, for a later step. Those of a slow grammar are computed
         in a thread of their own from the beginning.
         """
+        self._bound_memory()
         unknown = [each for each in constraints if isinstance(each, GrammarConstraint) and each.needs_mask]
         quick = []
         for each in unknown:
             if each.is_slow:
                 each.is_pending = True
                 self._slow_threads.submit(_find_slowly, weakref.ref(each))
-            else:
+            elif not each.is_blocked:
                 quick.append(each)
         self._find(quick)
         width, late = len(masks) // len(constraints), []
@@ -167,6 +192,7 @@ class GrammarFactory:
                 special = [token for token in sorted(tokenizer.special_token_ids) if token < size]
                 encode = partial(tokenizer.encode, add_special_tokens=False)
                 self._built = vocabulary_tables(tokens, special, sorted(self._end_tokens), encode)
+                self._other_bytes = allocated_bytes()
             return self._built
 
 
@@ -190,11 +216,35 @@ def _find_slowly(constraint: weakref.ref[GrammarConstraint]) -> None:
         found.find_mask()
 
 
-@dataclass(slots=True)
-class _Pace:
-    """Processor time that the last mask of a grammar took."""
+class _Shared:
+    """What the generations of a grammar have in common: the library's lexer, whose states each of them adds to.
 
-    seconds: float = 0.0
+    Attributes:
+        seconds: processor time that compiling took.
+        last_seconds: processor time that the last mask took.
+        has_failed: whether the lexer may have reached a limit. Then it fails for all further generations, too.
+        computing: held while a generation computes. The library would wait for it with the interpreter's lock.
+    """
+
+    __slots__ = ("computing", "has_failed", "last_seconds", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.last_seconds = 0.0
+        self.has_failed = False
+        self.computing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A compiled grammar. It begins a generation when it is called."""
+
+    matcher: llguidance.LLMatcher  # in its initial state
+    shared: _Shared
+    begin: Callable[[_Compiled], GrammarConstraint]
+
+    def __call__(self) -> GrammarConstraint:
+        return self.begin(self)
 
 
 class GrammarConstraint:
@@ -203,16 +253,23 @@ class GrammarConstraint:
     A complete match allows only end tokens; a match that can end or continue also allows them. If the library fails or
     takes seconds, for example because the grammar is too ambiguous, only this request ends, with an error. Accepted
     tokens are consumed with the next mask, in a thread with a large stack.
+
+    Attributes:
+        matcher: the library's state; None after an error, which frees its memory.
+        shared: what it has in common with other generations of the grammar.
+        seconds: processor time that the grammar and the masks took.
     """
 
     __slots__ = (
-        "__weakref__", "_accepted", "_end_tokens", "_extra_seconds", "_pace", "_words", "end", "is_pending", "matcher"
+        "__weakref__", "_accepted", "_end_tokens", "_extra_seconds", "_words", "end", "is_pending", "matcher",
+        "seconds", "shared",
     )  # fmt: skip
 
-    def __init__(self, matcher: llguidance.LLMatcher, end_tokens: frozenset[int], pace: _Pace) -> None:
-        self.matcher = matcher
+    def __init__(self, matcher: llguidance.LLMatcher, shared: _Shared, end_tokens: frozenset[int]) -> None:
+        self.matcher: llguidance.LLMatcher | None = matcher
+        self.shared = shared
+        self.seconds = shared.seconds
         self._end_tokens = end_tokens
-        self._pace = pace  # of all generations of the grammar
         self._accepted: list[int] = []
         self._extra_seconds = 0.0
         self._words: bytes | None = None  # the next mask
@@ -222,7 +279,12 @@ class GrammarConstraint:
     @property
     def is_slow(self) -> bool:
         """Whether no step should wait for its next mask."""
-        return self._pace.seconds > _SLOW_SECONDS
+        return self.shared.last_seconds > _SLOW_SECONDS
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether another generation of the grammar computes its mask."""
+        return self.shared.computing.locked()
 
     @property
     def needs_mask(self) -> bool:
@@ -231,28 +293,40 @@ class GrammarConstraint:
 
     def find_mask(self) -> None:
         """Compute the next mask. Another thread may do so while the constraint is pending."""
-        try:
-            self._words, fault = self._following()
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            log.error("a grammar could not be followed to its end: %s", fault)
-            self.end = FinishReason.GRAMMAR
+        matcher = self.matcher
+        if matcher is not None:
+            try:
+                with self.shared.computing:
+                    fault = self._compute(matcher)
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+            if fault:
+                self.give_up(fault)
         self.is_pending = False
 
-    def _following(self) -> tuple[bytes, str]:
-        """Return which tokens may follow, and what is wrong, if anything."""
+    def _compute(self, matcher: llguidance.LLMatcher) -> str:
+        """Find which tokens may follow; return what is wrong, if anything."""
         began = time.thread_time()
-        self.matcher.consume_tokens(self._accepted)
+        matcher.consume_tokens(self._accepted)
         self._accepted = []
-        words = self.matcher.compute_bitmask()
-        self._pace.seconds = time.thread_time() - began
-        self._extra_seconds += max(0.0, self._pace.seconds - _MASK_SECONDS)
-        if self.matcher.is_error():
-            return words, summary(self.matcher.get_error())
+        self._words = matcher.compute_bitmask()
+        seconds = self.shared.last_seconds = time.thread_time() - began
+        self.seconds += seconds
+        self._extra_seconds += max(0.0, seconds - _MASK_SECONDS)
+        if matcher.is_error():
+            self.shared.has_failed = True
+            return summary(matcher.get_error())
+        if not self._words.strip(b"\0"):
+            return "no token may follow"
         if self._extra_seconds > _MOST_EXTRA_SECONDS:
-            return words, "finding the tokens that may follow takes too long"
-        return words, ""
+            return "finding the tokens that may follow takes too long"
+        return ""
+
+    def give_up(self, fault: str) -> None:
+        """End the generation with an error, and free its state."""
+        log.error("a grammar could not be followed to its end: %s", fault)
+        self.end = FinishReason.GRAMMAR
+        self.matcher = None
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the mask of allowed next tokens; see `Constraint.fill_mask`."""

@@ -33,7 +33,7 @@ _ITEMS_IN_ROW = 8_000
 def limits() -> llguidance.LLParserLimits:
     """Return the library's limits for generations.
 
-    With these, the state of a generation takes up to 100 MB. The time of a step grows with the square of the items.
+    The time of a step grows with the square of the items. `grammar_memory` bounds the memory.
     """
     return _limits(lexer_states=50_000, step_lexer_fuel=2_000_000, step_items=160_000)
 

@@ -26,11 +26,13 @@ MOST_CPU_SECONDS = 2
 MOST_BYTES = 64 << 20
 # Longest time until it ends or is ended, on a machine that is busy.
 MOST_SECONDS = 15
-# Random matches to follow, and their longest length. After so many steps and so much processor time, it is enough.
-_WALKS = 16
-_LONGEST_WALK = 96
-_LEAST_STEPS = 64
+# Lengths of random matches to follow: short ones see more beginnings. So many steps and so much processor time are
+# enough.
+_WALKS = (6,) * 6 + (96,) * 10
+_LEAST_STEPS = 100
 _WALKING_SECONDS = 0.015
+# A match does not end before, if it can continue: what follows a rare beginning is not missed for an empty match.
+_SHORTEST_WALK = 4
 # Longest time to compute a mask. The engine computes one for each token, and all streams wait for it.
 _MOST_MASK_SECONDS = 0.1
 _SOME_BIT = re.compile(rb"[^\0]")
@@ -66,13 +68,14 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
     matcher = compile_grammar(grammar, tables, rehearsal_limits())
     source = random.Random(0)
     until, num_steps = time.process_time() + _WALKING_SECONDS, 0
-    for number in range(_WALKS):
+    for number, most in enumerate(_WALKS):
         walk = matcher.deep_copy()
-        for _ in range(_LONGEST_WALK):
+        for length in range(most):
             if num_steps > _LEAST_STEPS and time.process_time() > until:
                 return
             num_steps += 1
-            fault, ends = _step(walk, end_token, _CHOICES[number % len(_CHOICES)], source)
+            may_end = length >= _SHORTEST_WALK
+            fault, ends = _step(walk, end_token, _CHOICES[number % len(_CHOICES)], source, may_end=may_end)
             if fault:
                 raise InvalidGrammar(grammar, fault)
             if ends:
@@ -83,7 +86,9 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
 _Choice = Callable[[bytes, random.Random], int]
 
 
-def _step(matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source: random.Random) -> tuple[str, bool]:
+def _step(
+    matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source: random.Random, *, may_end: bool
+) -> tuple[str, bool]:
     """Generate one token; return what is wrong, if anything, and whether the match ends."""
     began = time.process_time()
     mask = matcher.compute_bitmask()
@@ -93,12 +98,19 @@ def _step(matcher: llguidance.LLMatcher, end_token: int, choose: _Choice, source
         return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True
     if not any(mask):
         return "a generation could not be continued after some of its beginnings; simplify it", True
-    token = choose(mask, source)
+    token = choose(mask if may_end else _without(mask, end_token), source)
     if token == end_token:
         return "", True
     if not matcher.consume_token(token):
         return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True
     return "", False
+
+
+def _without(mask: bytes, token: int) -> bytes:
+    """Return the mask without a token, unless it is the only one."""
+    place, bit = divmod(token, 8)
+    rest = mask[:place] + bytes([mask[place] & ~(1 << bit)]) + mask[place + 1 :]
+    return rest if any(rest) else mask
 
 
 def _any_token(mask: bytes, source: random.Random) -> int:

@@ -257,7 +257,7 @@ def test_a_request_whose_grammar_cannot_be_compiled_ends_alone() -> None:
     engine, grammars = compiling_engine()
     engine.add(request("free", max_tokens=3))
     grammars.futures[0].set_exception(RequestError("nothing can match it", "grammar"))
-    assert finish_reasons(engine) == {"structured": FinishReason.ABORT, "free": FinishReason.LENGTH}
+    assert finish_reasons(engine) == {"structured": FinishReason.GRAMMAR, "free": FinishReason.LENGTH}
     engine.check_integrity()
 
 

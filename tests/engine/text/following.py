@@ -16,6 +16,8 @@ _END = 256
 _CLOSING = b'"}]'
 # Of one match. The engine counts only what exceeds 0.05 s for a token.
 _MOST_SECONDS = 3.0
+# What the library says when it reaches a limit.
+_LIMITS = ("too many states", "too many expressions", "Too many items", "Current row has")
 
 
 @functools.cache
@@ -38,12 +40,12 @@ class Match:
     is_complete: bool
 
 
-class TooSlow(Exception):
-    """The grammar has taken more processor time than the engine gives to one generation."""
+class TooComplex(Exception):
+    """The engine ends the generation, and its client gets `grammar_too_complex`."""
 
 
 class DeadEnd(Exception):
-    """A generation could not be continued, although all its tokens were allowed."""
+    """A generation could not be continued, although all its tokens were allowed and no limit was reached."""
 
 
 def compiled(grammar: Grammar) -> llguidance.LLMatcher:
@@ -55,24 +57,29 @@ def follow(matcher: llguidance.LLMatcher, source: random.Random, *, most: int = 
     """Return a random match. It prefers printable text, and after half of its length what closes brackets.
 
     Raises:
-        DeadEnd: if no token is allowed, or the library gives up.
-        TooSlow: if the engine would give up.
+        DeadEnd: if no token is allowed, or an allowed one is rejected.
+        TooComplex: if the library reaches a limit, or the masks take more processor time than the engine gives them.
     """
     matcher, text, began = matcher.deep_copy(), bytearray(), time.thread_time()
     for place in range(most):
         if time.thread_time() - began > _MOST_SECONDS:
-            raise TooSlow(f"after {len(text)} bytes")
+            raise TooComplex(f"after {len(text)} bytes")
         bits = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error() or not bits:
-            raise DeadEnd(f"after {bytes(text)!r}: {matcher.get_error()}")
+            raise _end(f"after {bytes(text)!r}", matcher)
         choices = [byte for byte in range(256) if bits >> byte & 1]
         if bits >> _END & 1 and (not choices or place > most // 2 or source.random() < 0.4):
             return Match(bytes(text), is_complete=True)
         byte = source.choice(_preferred(choices, source, closes=place > most // 2))
         if not matcher.consume_token(byte):
-            raise DeadEnd(f"after {bytes(text)!r} and an allowed {byte}: {matcher.get_error()}")
+            raise _end(f"after {bytes(text)!r} and an allowed {byte}", matcher)
         text.append(byte)
     return Match(bytes(text), is_complete=False)
+
+
+def _end(place: str, matcher: llguidance.LLMatcher) -> TooComplex | DeadEnd:
+    error = matcher.get_error()
+    return (TooComplex if any(limit in error for limit in _LIMITS) else DeadEnd)(f"{place}: {error}")
 
 
 def _preferred(choices: list[int], source: random.Random, *, closes: bool) -> list[int]:

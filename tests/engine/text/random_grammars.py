@@ -136,6 +136,8 @@ class RandomGrammars:
             for name in ("minimum", "maximum"):
                 if name in found and pick() < 0.5:
                     found[name] = self._random.randint(-200, 200)
+                if pick() < 0.02:  # of draft 4
+                    found[f"exclusive{name.title()}"] = pick() < 0.8
         elif type_name == "string":
             found = {"minLength": self._random.choice(_SIZES)} if pick() < 0.15 else {}
             found |= {"maxLength": self._random.choice(_SIZES)} if pick() < 0.2 else {}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -269,6 +273,36 @@ def test_a_grammar_that_failed_is_not_kept(factory: GrammarFactory) -> None:
     first = factory.compile(grammar)
     assert first.exception() is not None
     assert factory.compile(grammar) is not first
+
+
+def test_a_grammar_whose_lexer_has_reached_a_limit_is_compiled_again(
+    factory: GrammarFactory, smollm2: Tokenizer
+) -> None:
+    """All generations of a compiled grammar share the library's lexer, so it fails for the next ones, too."""
+    grammar = Grammar(kind="regex", text="(b){100000}c|x")
+    (b,), (x,) = (smollm2.encode(text, add_special_tokens=False) for text in "bx")
+    other, failing = factory(grammar), factory(grammar)
+    failing.accept(b)
+    for _ in range(4):
+        failing.accept(allowed(failing)[0])
+    assert failing.end is FinishReason.GRAMMAR
+    allowed(other)
+    assert other.end is FinishReason.GRAMMAR
+    assert {b, x} <= set(allowed(factory(grammar)))
+
+
+def test_grammars_take_at_most_so_much_memory_and_end_before_others_suffer() -> None:
+    """In a process of its own, without memory that was used before."""
+    mebibytes = 96
+    program = f"from engine.text.heavy_grammars import main; main({mebibytes}, 40)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    result = json.loads(shown)
+    assert result["growth"] < 1.4 * mebibytes
+    assert result["plain"] == {"end": None, "tokens": 40}
+    assert 4 < result["unfinished"] < 12, "as many as fit go on"
+    assert result["unfinished"] + result["too complex"] == 40
 
 
 def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(rehearsals: Rehearsals) -> None:

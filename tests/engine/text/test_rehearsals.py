@@ -107,6 +107,23 @@ def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: Rehearsa
         rehearsals.check(Grammar(kind="json_schema", text=json.dumps({"type": "object", **schema})))
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="regex", text="((ba){100000}((?:a)|([a-z])+)|(^[ab]$|))"),
+        Grammar(
+            kind="lark",
+            text='start: (%json {"const": "x"} r3 r1 | (" "){0,300})\n'
+            'r1: r1\nr2: r3 %json {"type": "integer"}\nr3: (r2 | "b") r1',
+        ),
+    ],
+    ids=["beside an empty match", "beside a long one"],
+)
+def test_what_follows_a_rare_beginning_is_rehearsed(grammar: Grammar, rehearsals: Rehearsals) -> None:
+    with pytest.raises(RequestError, match="a generation could not be continued"):
+        rehearsals.check(grammar)
+
+
 def test_a_verdict_is_remembered(rehearsals: Rehearsals) -> None:
     assert not rehearsals.is_accepted(VALID)
     rehearsals.check(VALID)

@@ -49,6 +49,61 @@ TREE = {
     },
 }
 
+_DRAFT_3, _DRAFT_4 = (f"http://json-schema.org/draft-0{number}/schema#" for number in (3, 4))
+# What drafts 3 and 4 say otherwise than later ones, with some values that match and some that do not.
+OLD_FORMS: dict[str, dict[str, tuple[Any, list[Any], list[Any]]]] = {
+    _DRAFT_4: {
+        "exclusive minimum": ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, [2], [1]),
+        "exclusive maximum": ({"type": "number", "maximum": 1, "exclusiveMaximum": True}, [0.5, -1], [1, 2]),
+        "exclusive bounds without a type": ({"minimum": 3, "exclusiveMinimum": True}, [4, "x"], [3]),
+        "bounds that are not exclusive": (
+            {"type": "integer", "minimum": 1, "exclusiveMinimum": False, "exclusiveMaximum": False},
+            [1],
+            [0],
+        ),
+        "items in a list": (
+            {"type": "array", "items": [{"type": "null"}, {"type": "integer"}]},
+            [[None, 1, "x"]],
+            [[1]],
+        ),
+        "additional items": (
+            {"type": "array", "items": [{"type": "null"}], "additionalItems": {"type": "integer"}},
+            [[None, 1]],
+            [[None, "x"]],
+        ),
+        "additional items of no list": ({"type": "array", "items": {}, "additionalItems": False}, [[1, 2]], [1]),
+        "id": (
+            {
+                "id": "http://x.org/s",
+                "type": "array",
+                "items": {"$ref": "http://x.org/s#/definitions/n"},
+                "definitions": {"n": {"type": "null"}},
+            },
+            [[None]],
+            [[1]],
+        ),
+        "id that is an anchor": ({"$ref": "#n", "definitions": {"n": {"id": "#n", "type": "null"}}}, [None], [1]),
+        "property of the name id": (
+            {"type": "object", "properties": {"id": {"type": "null"}}},
+            [{"id": None}],
+            [{"id": 1}],
+        ),
+        "dependencies that say nothing": ({"type": "object", "dependencies": {"a": [], "b": {}}}, [{"a": 1}], [1]),
+    },
+    _DRAFT_3: {
+        "divisibleBy": ({"type": "integer", "divisibleBy": 3}, [0, 6], [4]),
+        "divisibleBy beside bounds": ({"type": "number", "divisibleBy": 0.5, "maximum": 2}, [1.5], [1.2, 2.5]),
+        "required properties": (
+            {"type": "object", "properties": {"a": {"type": "null", "required": True}, "b": {"required": False}}},
+            [{"a": None}, {"a": None, "b": 1}],
+            [{}, {"b": 1}],
+        ),
+        "extends": ({"type": "integer", "extends": {"minimum": 3}}, [3], [2, "x"]),
+        "extends of several": ({"extends": [{"type": "integer"}, {"maximum": 3}]}, [3], [4, "x"]),
+        "disallow of nothing": ({"type": "null", "disallow": []}, [None], [1]),
+    },
+}
+
 # Schemas with some values that they match and some that they do not.
 ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "pattern of a declared property": (
@@ -108,7 +163,11 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [2, 3],
         [1, 4],
     ),
-    "exclusive bounds of draft 4": ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, [2], [1]),
+    **{
+        f"draft {4 if draft == _DRAFT_4 else 3}: {name}": ({"$schema": draft, **schema}, matching, others)
+        for draft, forms in OLD_FORMS.items()
+        for name, (schema, matching, others) in forms.items()
+    },
     "numbers between 0 and 1": (
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.6},
         [0.5, 0.001],
@@ -226,8 +285,8 @@ def test_an_accepted_schema_is_enforced_exactly(case: str) -> None:
         assert accepts(matcher, json.dumps(value, ensure_ascii=False)), value
     for value in others:
         assert not accepts(matcher, json.dumps(value, ensure_ascii=False)), value
-    is_old = isinstance(schema.get("items"), list) or schema.get("exclusiveMinimum") is True
-    reference = (jsonschema.Draft4Validator if is_old else jsonschema.Draft202012Validator)(schema)
+    draft = jsonschema.Draft4Validator if isinstance(schema.get("items"), list) else jsonschema.Draft202012Validator
+    reference = jsonschema.validators.validator_for(schema, draft)(schema)
     complete = 0
     for seed in range(12):
         match = follow(matcher, random.Random(seed))
@@ -278,6 +337,35 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "reference to another document": ({"$ref": "https://example.org/x"}, "example.org"),
     "reference to nothing": ({"$ref": "#/$defs/x"}, "refers to nothing"),
     "unknown type": ({"type": "strin"}, "type: 'strin' is not one of"),
+    "type of draft 3 that matches anything": ({"type": "any"}, "type: 'any' is not one of"),
+    "type of draft 3 that is a schema": ({"type": ["string", {"type": "integer"}]}, "type: must be the name"),
+    "disallow": ({"properties": {"a": {"disallow": "string"}}}, "properties.a.disallow: cannot be enforced"),
+    "exclusive minimum without a minimum": (
+        {"properties": {"a": {"type": "integer", "exclusiveMinimum": True}}},
+        "properties.a.exclusiveMinimum: true applies to a minimum",
+    ),
+    "exclusive maximum without a maximum": (
+        {"minimum": 1, "exclusiveMaximum": True},
+        "exclusiveMaximum: true applies to",
+    ),
+    "exclusive bound of a third kind": (
+        {"type": "integer", "exclusiveMinimum": "yes"},
+        "exclusiveMinimum: must be a number",
+    ),
+    "required outside of properties": ({"type": "string", "required": True}, "required: must be a list of names"),
+    "required by one name": ({"type": "object", "required": "a"}, "required: must be a list of names"),
+    "divisible by 0": ({"type": "integer", "divisibleBy": 0}, "multipleOf: must be greater than 0"),
+    "dependencies of names": ({"dependencies": {"a": ["b"]}}, "dependencies: cannot be enforced"),
+    "dependencies of schemas": ({"dependencies": {"a": {"required": ["b"]}}}, "dependencies: cannot be enforced"),
+    "dependencies of draft 3": ({"dependencies": {"a": "b"}}, "dependencies: cannot be enforced"),
+    "references below another id": (
+        {"properties": {"a": {"$id": "https://x.org/a", "$ref": "#/$defs/n", "$defs": {"n": {}}}}, "$defs": {"n": {}}},
+        "properties.a.\\$id: references below an id",
+    ),
+    "references below another id of draft 4": (
+        {"properties": {"a": {"id": "a.json", "items": {"$ref": "#"}}}},
+        "properties.a.id: references below an id",
+    ),
     "nesting": (json.loads('{"items":' * 60 + "{}" + "}" * 60), "nested more than"),
     "empty enum": ({"enum": []}, "enum: .* not empty"),
     "wrong type of a keyword": ({"properties": []}, "properties: must be an object"),

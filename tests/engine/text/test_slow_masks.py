@@ -26,9 +26,11 @@ class Matcher:
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
         self.num_masks = 0
+        self.is_asked = False
         self.consumed: list[int] = []
 
     def consume_tokens(self, tokens: list[int]) -> None:
+        self.is_asked = True
         self.consumed += tokens
 
     def compute_bitmask(self) -> bytes:
@@ -77,8 +79,8 @@ def test_a_slow_mask_is_late_and_found_in_the_background(factory: GrammarFactory
 
 def test_a_slow_mask_delays_none_behind_it(factory: GrammarFactory) -> None:
     """Threads take several constraints each."""
-    hanging = [slow(factory) for _ in range(2)]
-    others = [factory(Grammar(kind="regex", text=letter + "+")) for letter in "bcdef"]
+    hanging = [slow(factory, f"{letter}+") for letter in "ab"]
+    others = [factory(Grammar(kind="regex", text=letter + "+")) for letter in "cdefg"]
     late, _ = look(factory, *[constraint for constraint, _ in hanging], *others)
     assert late[:2] == [0, 1]
     eventually(lambda: look(factory, *others)[0] == [], within=60, what="those that were not begun", every=0.0)
@@ -86,6 +88,20 @@ def test_a_slow_mask_delays_none_behind_it(factory: GrammarFactory) -> None:
     for _, matcher in hanging:
         matcher.may_go_on.set()
     assert not any(other.is_pending for other in others)
+
+
+def test_generations_of_a_grammar_wait_for_each_other_without_holding_all_threads(factory: GrammarFactory) -> None:
+    """The library would wait with the interpreter's lock, and all threads with it."""
+    hanging = [slow(factory) for _ in range(12)]
+    constraints = [constraint for constraint, _ in hanging]
+    for _ in range(8):
+        look(factory, *constraints)
+    assert [matcher.is_asked for _, matcher in hanging] == [True] + 11 * [False]
+    other = factory(Grammar(kind="regex", text="b+"))
+    eventually(lambda: look(factory, *constraints, other)[0] == list(range(12)), within=20, what="its mask", every=0.0)
+    for _, matcher in hanging:
+        matcher.may_go_on.set()
+    eventually(lambda: not look(factory, *constraints)[0], within=60, what="all masks", every=0.01)
 
 
 def test_only_as_many_masks_are_begun_as_there_are_threads(factory: GrammarFactory) -> None:

@@ -66,10 +66,10 @@ def out_of_memory() -> APIError:
 
 
 def grammar_too_complex() -> APIError:
-    """Return the error for a generation whose grammar takes too much work to follow any further."""
+    """Return the error for a generation whose grammar takes too much work or memory to follow any further."""
     return APIError(
         400,
-        "the grammar or schema of this request takes too much work to follow any further; make it less ambiguous, or "
+        "the grammar or schema of this request takes too much work or memory to follow any further; simplify it, or "
         "lower max_tokens",
         code="grammar_too_complex",
     )

@@ -24,7 +24,8 @@ _UNENFORCEABLE: dict[str, Callable[[_Schema], bool]] = {
     "contains": lambda schema: schema.get("minContains") == 0 and "maxContains" not in schema,
     "dependentRequired": lambda schema: not any(schema["dependentRequired"].values()),
     "dependentSchemas": lambda schema: not schema["dependentSchemas"],
-    "dependencies": lambda schema: not schema["dependencies"],
+    "dependencies": lambda schema: all(each in ([], True, {}) for each in schema["dependencies"].values()),
+    "disallow": lambda schema: schema["disallow"] == [],
     "propertyNames": lambda schema: _says_nothing_of_names(schema["propertyNames"]),
     "unevaluatedItems": lambda schema: schema["unevaluatedItems"] in (True, {}),
     "unevaluatedProperties": lambda schema: schema["unevaluatedProperties"] in (True, {}),
@@ -36,7 +37,7 @@ _UNENFORCEABLE: dict[str, Callable[[_Schema], bool]] = {
 def applied(schema: _Schema, place: str) -> dict[str, Any] | Literal[False]:
     """Return the keywords of a schema in the spelling of draft 2020-12; False if nothing matches it.
 
-    Older drafts' arrays in `items` become `prefixItems`, and what can be said by other keywords is.
+    Older drafts' keywords are replaced by those of this draft, and what can be said by other keywords is.
 
     Raises:
         SchemaError: if one of them cannot be enforced.
@@ -45,6 +46,7 @@ def applied(schema: _Schema, place: str) -> dict[str, Any] | Literal[False]:
     if schema.get("not") in (True, {}) and "not" in schema:
         return False
     _rename_items(found)
+    _rename_draft_3(found)
     _rewrite_unevaluated(found)
     _rewrite_property_names(found)
     _declare_matched_names(found, place)
@@ -88,6 +90,30 @@ def _rename_items(found: dict[str, Any]) -> None:
     if isinstance(found.get("items"), list):
         first, rest = found.pop("items"), found.pop("additionalItems", True)
         found.update({"prefixItems": first} if first else {}, items=rest)
+
+
+def _rename_draft_3(found: dict[str, Any]) -> None:
+    """Replace `divisibleBy`, `extends` and booleans in `required`, which a property has instead of its object."""
+    others = [{"multipleOf": found.pop("divisibleBy")}] if "divisibleBy" in found else []
+    if "extends" in found:
+        extended = found.pop("extends")
+        others += extended if isinstance(extended, list) else [extended]
+    if others:
+        found["allOf"] = [*_listed(found.get("allOf")), *others]
+    properties = found.get("properties")
+    if not isinstance(properties, Mapping):
+        return
+    said = {
+        name: schema["required"]
+        for name, schema in properties.items()
+        if isinstance(schema, Mapping) and isinstance(schema.get("required"), bool)
+    }
+    if said and isinstance(found.get("required", []), list):
+        found["required"] = [*found.get("required", ()), *(name for name, is_required in said.items() if is_required)]
+        found["properties"] = {
+            name: {key: value for key, value in schema.items() if key != "required"} if name in said else schema
+            for name, schema in properties.items()
+        }
 
 
 def _rewrite_unevaluated(found: dict[str, Any]) -> None:

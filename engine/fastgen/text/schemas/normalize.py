@@ -15,7 +15,7 @@ from fastgen.text.schemas import keywords
 from fastgen.text.schemas.alternatives import exclusive
 from fastgen.text.schemas.errors import SchemaError, within
 from fastgen.text.schemas.numbers import BOUNDS, check_steps, check_value, float_bounds, integer_bounds, step
-from fastgen.text.schemas.references import References
+from fastgen.text.schemas.references import References, check_base
 
 # Deepest nesting of schemas within schemas. The library reads 128 levels of JSON, and a schema takes up to two.
 _MOST_LEVELS = 48
@@ -101,6 +101,8 @@ class _Normalizer:
             return given
         if not isinstance(given, dict):
             raise SchemaError.at(place, "must be a schema, which is an object or a boolean")
+        if given is not self._document:
+            check_base(given, place)
         known = keywords.applied(given, place)
         if known is False:
             return False

@@ -157,6 +157,8 @@ def _bounds(schema: Mapping[str, Any], place: str) -> tuple[_Bound | None, _Boun
 
 def _bound(schema: Mapping[str, Any], place: str, inclusive: str, exclusive: str) -> list[_Bound]:
     given = schema.get(exclusive)
+    if given is True and schema.get(inclusive) is None:
+        raise SchemaError.at(within(place, exclusive), f"true applies to a {inclusive}, and there is none")
     # In draft 4, `exclusive…` says whether the other bound is.
     names = [(inclusive, given)] if isinstance(given, bool) else [(inclusive, False), (exclusive, True)]
     # The decimal text counts: 0.1 is a tenth.

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import unquote
 
-from fastgen.text.schemas.errors import SchemaError
+from fastgen.text.schemas.errors import SchemaError, within
+
+
+def check_base(schema: dict[str, Any], place: str) -> None:
+    """Check a schema within a document.
+
+    Raises:
+        SchemaError: if it has an id of its own, which its references to `#` are relative to.
+    """
+    for name in ("$id", "id"):
+        if (
+            isinstance(schema.get(name), str)
+            and not schema[name].startswith("#")
+            and '"$ref": "#' in json.dumps(schema)
+        ):
+            raise SchemaError.at(
+                within(place, name), "references below an id of its own are not read; leave the id out"
+            )
 
 
 class References:
@@ -56,7 +74,8 @@ def _anchors(document: Any) -> dict[str, Any]:
         if isinstance(part, dict):
             if isinstance(part.get("$anchor"), str):
                 found[part["$anchor"]] = part
-            if isinstance(part.get("$id"), str) and part["$id"].startswith("#"):  # drafts 6 and 7
-                found[part["$id"][1:]] = part
+            for name in ("$id", "id"):  # drafts 6 and 7, and 4
+                if isinstance(part.get(name), str) and part[name].startswith("#"):
+                    found[part[name][1:]] = part
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     return found

@@ -1,0 +1,54 @@
+"""How much memory grammars take in the engine process.
+
+The library reports no sizes, and a client chooses the grammars: one of 20 bytes may hold 20 MB, and so may a generation
+of an ambiguous one. So they are measured together: as what the process has allocated since there were none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+# Most bytes of all grammars and their generations. What else the process allocates after its start counts, too, such as
+# the buffers of a step, which take up to some hundred MiB.
+MOST_BYTES = 1 << 30
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2` (mallinfo(3))."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
+    ]
+
+
+_LIBC = ctypes.CDLL(None)
+if hasattr(_LIBC, "mallinfo2"):
+    _LIBC.mallinfo2.restype = _MallocInfo
+
+
+def return_free_pages() -> None:
+    """Return what has been freed to the system: no thread uses the free pages of another one's heap."""
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+
+
+def allocated_bytes() -> int:
+    """Return the bytes that are allocated by the C library; what is resident where it does not say so."""
+    if hasattr(_LIBC, "mallinfo2"):
+        info = _LIBC.mallinfo2()
+        return int(info.uordblks + info.hblkhd)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

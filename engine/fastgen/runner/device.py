@@ -30,6 +30,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _LEAST_CAPABILITY = (8, 0)
 # Conversion to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
+# The first branch of the NVIDIA driver by the major version of CUDA (CUDA compatibility guide).
+LEAST_DRIVERS = {12: 525, 13: 580}
 # Bytes for cuBLAS workspaces and the allocator's rounding, besides a step's own memory.
 _SLACK = 256 << 20
 
@@ -63,7 +65,10 @@ def _why_no_gpu() -> str:
     if "driver" in text and "too old" in text:
         found = re.search(r"found version (\d+)", text)
         version = f", which supports CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10} at most" if found else ""
-        return f"the NVIDIA driver is too old{version}, but torch needs CUDA {torch.version.cuda}: update the driver"
+        least = LEAST_DRIVERS.get(int(torch.version.cuda.partition(".")[0]))
+        branch = f" to {least} or newer" if least else ""
+        needed = f"torch needs CUDA {torch.version.cuda}"
+        return f"the NVIDIA driver is too old{version}, but {needed}: update the driver{branch}"
     if "no NVIDIA driver" in text:
         return (
             "no NVIDIA driver is visible: run on a machine with a GPU and its driver, in Kubernetes with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,10 +11,11 @@ import torch
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.model.source import ModelSource
-from fastgen.runner.device import choose_cache_dtype, choose_device
+from fastgen.runner.device import LEAST_DRIVERS, choose_cache_dtype, choose_device
 from fastgen.runner.loader import _load_on_torch
 from support.tiny_models import saved
 
+REPOSITORY = Path(__file__).parents[3]
 CUDA = EngineConfig(model="", device="cuda")
 OLD = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
@@ -33,7 +35,13 @@ def failing(text: str) -> object:
     ("version", "error", "message"),
     [
         (None, "", "this torch is built without CUDA: install a CUDA build of torch"),
-        ("13.0", OLD, "too old, which supports CUDA 11.4 at most, but torch needs CUDA 13.0: update the driver"),
+        (
+            "13.0",
+            OLD,
+            "which supports CUDA 11.4 at most, but torch needs CUDA 13.0: update the driver to 580 or newer",
+        ),
+        ("12.9", OLD, "but torch needs CUDA 12.9: update the driver to 525 or newer"),
+        ("14.1", OLD, "but torch needs CUDA 14.1: update the driver, or"),
         ("13.0", NONE, r"no NVIDIA driver is visible: .* spec\.resources\.gpu\.count"),
         ("13.0", "No CUDA GPUs are available", r"torch finds no GPU \(No CUDA GPUs are available\): check nvidia-smi"),
     ],
@@ -49,6 +57,17 @@ def test_a_missing_gpu_is_explained(
     assert str(raised.value).startswith("--device cuda: ")
     assert str(raised.value).endswith(", or use --device cpu")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/operations.md", "docs/limits.md", "docs/how-to/gpu-nodes.md", "examples/gpu.yaml"],
+)
+def test_pages_name_the_driver_that_the_pinned_torch_needs(page: str) -> None:
+    pinned = re.search(r"^cuda-toolkit==(\d+)", (REPOSITORY / "requirements/engine.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    least = LEAST_DRIVERS[int(pinned[1])]
+    assert re.search(rf"driver\b[^.]*\b{least}", (REPOSITORY / page).read_text().replace("\n", " "))
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -27,6 +25,7 @@ from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.kinds import FASTGEN
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
+from fastgen_operator.kube.clock import ClusterClock, boot_seconds
 from fastgen_operator.kube.lease import Lease
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Sources
@@ -71,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigException as error:
         reason = str(error).rstrip(".")
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
-    leadership = _leadership(settings, api_client, metrics)
+    clock = ClusterClock()
+    leadership = _leadership(settings, api_client, metrics, clock)
     cache = InformerCache(lambda resource: resource["spec"].get("operatorClass") == settings.operator_class)
     progress = Progress(time.monotonic)
-    server = ApiServer(api_client, metrics, settings.request_seconds, progress.step)
+    server = ApiServer(api_client, metrics, settings.request_seconds, progress.step, clock)
     client = KubeClient(server, cache, metrics, leadership.holds)
     sources = Sources(settings.scopes, metrics.show_source)
     discovery = Discovery(client, settings.platform, sources)
@@ -91,19 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.relist_seconds,
     )
     watchlist = Watchlist(settings.scrape_seconds)
-    now = partial(datetime.now, UTC)
     reconciler = Reconciler(
         cache,
         client,
         metrics,
         discovery.platform,
         watchlist,
-        now,
+        clock.now,
         read_loads,
         settings.operator_class,
         sources.is_stale,
     )
-    stale_events = StaleEvents(sources, Recorder(client), leadership.lease, now)
+    stale_events = StaleEvents(sources, Recorder(client), leadership.lease, clock.now)
     controller = Controller(
         *(settings, cache, relister, reconciler, discovery, metrics, leadership, watches, sources, progress),
         record_stale=stale_events.record,
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     feed = Feed(watched, settings.scopes, relister, sources, watches, controller.add_listed)
     # The other half is for new connections, the API server and the probes.
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
-    autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add)
+    autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add, clock.now)
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
     address = settings.bind_address
     with ExitStack() as servers:
@@ -138,7 +137,9 @@ def _exit_usage(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Leadership | SoleLeadership:
+def _leadership(
+    settings: Settings, client: ApiClient, metrics: Metrics, clock: ClusterClock
+) -> Leadership | SoleLeadership:
     if not settings.leader_elect:
         metrics.leader.set(1)
         return SoleLeadership()
@@ -148,15 +149,10 @@ def _leadership(settings: Settings, client: ApiClient, metrics: Metrics) -> Lead
     if not namespace:
         _exit_usage("outside a pod, set --lease-namespace, or --no-leader-elect if no other operator runs")
     # Two attempts fit into the renewal deadline.
-    server = ApiServer(client, metrics, settings.terms.renew / 2)
+    server = ApiServer(client, metrics, settings.terms.renew / 2, clock=clock)
     identity = f"{socket.gethostname()}_{uuid4().hex[:8]}"
     lease = Lease(server, namespace, settings.lease)
-    return Leadership(lease, identity, settings.terms, _boot_seconds, metrics.leader.set)
-
-
-def _boot_seconds() -> float:
-    # Unlike monotonic(), this clock counts while the machine is suspended, as a Lease does.
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Leadership(lease, identity, settings.terms, boot_seconds, metrics.leader.set)
 
 
 async def _run(

@@ -35,6 +35,9 @@ class OperatorProcess:
     """One operator against one API server; `log` collects the output of all its processes.
 
     The processes are forks of one that has imported the operator; `test_main.py` starts it from its command line.
+
+    Attributes:
+        ahead: a file with the seconds by which the clock of the operator's machine is ahead.
     """
 
     kubeconfig: Path
@@ -44,6 +47,7 @@ class OperatorProcess:
     metrics_port: int = 0
     health_port: int = 0
     decisions_port: int = 0
+    ahead: Path | None = None
     _process: Forked | None = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -64,7 +68,7 @@ class OperatorProcess:
             *self.election,
             *self.arguments,
         ]
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "CLOCK_AHEAD": str(self.ahead or "")}
         self._process = fork_server(PROGRAM).start(arguments, self.log, environment)
 
     def kill(self) -> None:

@@ -47,10 +47,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Fault: the proxy responds without forwarding the request."""
+    """Fault: the proxy responds without forwarding the request, with a Status unless `text` is given."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,14 @@ class Gone:
 
     code: int = 410
 
+
+def overloaded(seconds: int) -> Answer:
+    """Return what the API server says beyond its limits on concurrent requests."""
+    return Answer(429, {"Retry-After": str(seconds)}, "Too many requests, please try again later.\n")
+
+
+# What a proxy says that reaches no API server.
+UNAVAILABLE = Answer(503, text="no healthy upstream\n")
 
 Fault = Answer | Hang | Slow | Late | Cut | Mute | Gone
 
@@ -193,7 +202,7 @@ class Proxy:
         self.arrivals.append((seen, time.monotonic()))
         fault = self.rule(seen)
         if isinstance(fault, Answer):
-            return web.Response(status=fault.status, headers=fault.headers, text=_status(fault.status))
+            return web.Response(status=fault.status, headers=fault.headers, text=fault.text or _status(fault.status))
         if isinstance(fault, Mute | Gone):
             return await self._watch_falsely(request, fault)
         if isinstance(fault, Late):

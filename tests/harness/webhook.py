@@ -1,42 +1,43 @@
-"""A mutating admission webhook at a real API server: an HTTPS server in this process, and its registration."""
+"""Admission webhooks at a real API server: an HTTPS server in this process, and its registration."""
 
 from __future__ import annotations
 
 import base64
 import json
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 from cluster.pki import Authority
+from fastgen_operator.kinds import SERVICE_ACCOUNT
+from fastgen_operator.kube.transport import KubeError
 from harness.space import Space
 from support.namespace import Object
 from support.waiting import eventually
 
 # Changes an object in place.
 Mutation = Callable[[Object], None]
+# Returns what a webhook says about a request, without its uid.
+Decision = Callable[[Object], Object]
+# The operator's children, as the resources of a webhook's rule.
+CHILDREN = ("serviceaccounts", "services", "networkpolicies", "poddisruptionbudgets", "deployments")
 
 
 @dataclass
 class Webhook:
-    """A webhook that runs `mutate` on each object; `seen` counts the requests."""
+    """A webhook; `seen` has the names of the objects that it was asked about."""
 
-    mutate: Mutation
+    decide: Decision
     seen: list[str] = field(default_factory=list)
 
     def review(self, request: Object) -> Object:
         """Return the response to an AdmissionReview's request."""
-        self.seen.append(request["operation"])
-        changed = json.loads(json.dumps(request["object"]))
-        self.mutate(changed)
-        # One operation per field: a JSON patch cannot replace the whole object.
-        patch = [{"op": "add", "path": f"/{name}", "value": value} for name, value in changed.items()]
-        encoded = base64.b64encode(json.dumps(patch).encode()).decode()
-        return {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch", "patch": encoded}
+        self.seen.append(request["name"])
+        return {"uid": request["uid"], **self.decide(request)}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -56,6 +57,20 @@ class _Handler(BaseHTTPRequestHandler):
         """Do not log."""
 
 
+def by_patch(mutate: Mutation) -> Decision:
+    """Return the decision that changes the object."""
+
+    def decide(request: Object) -> Object:
+        changed = json.loads(json.dumps(request["object"]))
+        mutate(changed)
+        # One operation per field: a JSON patch cannot replace the whole object.
+        patch = [{"op": "add", "path": f"/{name}", "value": value} for name, value in changed.items()]
+        encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+        return {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+
+    return decide
+
+
 def mirror_image(deployment: Object) -> None:
     """Change only a value of the operator's, as a policy for a registry mirror does."""
     engine = deployment["spec"]["template"]["spec"]["containers"][0]
@@ -70,10 +85,30 @@ def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
     Args:
         folder: where its certificate is written.
     """
+    with _registered(space, folder, "Mutating", by_patch(mutate), ("deployments",)) as webhook:
+        _wait_called(space, webhook)
+        yield webhook
+
+
+@contextmanager
+def validating(space: Space, folder: Path, decide: Decision) -> Iterator[Webhook]:
+    """Let a webhook decide on the operator's children in this namespace only; return when the API server calls it.
+
+    Args:
+        folder: where its certificate is written.
+    """
+    with _registered(space, folder, "Validating", decide, CHILDREN) as webhook:
+        eventually(lambda: _is_asked(space, webhook), within=20, what="a call of the webhook")
+        webhook.seen.clear()
+        yield webhook
+
+
+@contextmanager
+def _registered(space: Space, folder: Path, kind: str, decide: Decision, resources: Sequence[str]) -> Iterator[Webhook]:
     Authority.open(folder).issue("webhook", "webhook", hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "webhook.crt", folder / "webhook.key")
-    webhook = Webhook(mutate)
+    webhook = Webhook(decide)
     handler = type("Handler", (_Handler,), {"webhook": webhook})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -82,7 +117,7 @@ def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
         bundle = base64.b64encode((folder / "ca.crt").read_bytes()).decode()
         configuration = {
             "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingWebhookConfiguration",
+            "kind": f"{kind}WebhookConfiguration",
             "metadata": {"name": space.name},
             "webhooks": [
                 {
@@ -90,7 +125,7 @@ def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
                     "clientConfig": {"url": f"https://127.0.0.1:{server.server_port}/", "caBundle": bundle},
                     "rules": [
                         {
-                            **{"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["deployments"]},
+                            **{"apiGroups": ["*"], "apiVersions": ["v1"], "resources": list(resources)},
                             "operations": ["CREATE", "UPDATE"],
                         }
                     ],
@@ -103,12 +138,19 @@ def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
         }
         space.kubectl("create", "--filename", "-", stdin=json.dumps(configuration))
         try:
-            _wait_called(space, webhook)
             yield webhook
         finally:
-            space.kubectl("delete", "mutatingwebhookconfiguration", space.name)
+            space.kubectl("delete", f"{kind}WebhookConfiguration", space.name)
             server.shutdown()
             thread.join()
+
+
+def _is_asked(space: Space, hook: Webhook) -> bool:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "probe"}}
+    with suppress(KubeError):
+        path = SERVICE_ACCOUNT.path(space.name)
+        space.server.request("POST", path, [("dryRun", "All")], account, "application/json")
+    return bool(hook.seen)
 
 
 def _wait_called(space: Space, hook: Webhook) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
@@ -26,15 +26,20 @@ FIXED_PERIODS: Final = 12
 
 @dataclass(slots=True)
 class Autoscaler:
-    """Measures all fleets, and sizes those with autoscaling. `wake` queues a reconcile.
+    """Measures all fleets, and sizes those with autoscaling.
 
     Each fleet is measured by a task of its own, so that none waits for the replicas of another.
+
+    Attributes:
+        wake: queues a reconcile.
+        now: returns the time, with a time zone, as in the objects of the cluster.
     """
 
     watchlist: Watchlist
     scraper: Scraper
     metrics: Metrics
     wake: Callable[[Key], None]
+    now: Callable[[], datetime]
     _running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -94,7 +99,7 @@ class Autoscaler:
         elif subject.replicas == 0:
             self.metrics.clear_scrape(key)
         before = record.decision
-        changed = record.update(subject, samples, asyncio.get_running_loop().time(), time.time())
+        changed = record.update(subject, samples, asyncio.get_running_loop().time(), self.now().timestamp())
         decision = record.decision
         self.metrics.set_stragglers(key, {each.pod: each.share for each in record.speeds.stragglers})
         self.metrics.set_load(key, None if decision is None else decision.load)

@@ -31,6 +31,9 @@ from fastgen_operator.objects import has_same_spec
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+# Method and path; a list has the method LIST.
+_Request = tuple[str, str]
+
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -55,7 +58,7 @@ class KubeClient:
         self._cache = cache
         self._metrics = metrics
         self._leads = leads
-        self._not_before = 0.0
+        self._pauses: dict[_Request | None, tuple[float, KubeError]] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """Return the live object, cached or not, or None."""
@@ -75,11 +78,13 @@ class KubeClient:
             KubeError: the API server failed. The iterator reads further pages, and raises it too.
         """
         selectors = (("labelSelector", selector), ("fieldSelector", fields))
-        version, items = self._guarded(self._server.list, kind.path(namespace), [each for each in selectors if each[1]])
-        return version, self._items(kind, items)
+        path = kind.path(namespace)
+        request = ("LIST", path)
+        version, items = self._guarded(request, self._server.list, path, [each for each in selectors if each[1]])
+        return version, self._items(kind, request, items)
 
-    def _items(self, kind: Kind, items: Iterator[Any]) -> Iterator[Object]:
-        while (item := self._guarded(next, items, None)) is not None:
+    def _items(self, kind: Kind, request: _Request, items: Iterator[Any]) -> Iterator[Object]:
+        while (item := self._guarded(request, next, items, None)) is not None:
             # List items lack these two fields.
             yield {"apiVersion": kind.api_version, "kind": kind.name, **item}
 
@@ -279,20 +284,29 @@ class KubeClient:
         body: Object | None = None,
         content_type: str | None = None,
     ) -> Any:
-        return self._guarded(self._server.request, method, path, query, body, content_type)
+        return self._guarded((method, path), self._server.request, method, path, query, body, content_type)
 
     def _guarded(
-        self, send: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        self,
+        request: _Request,
+        send: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Call a function that sends requests, unless the API server has asked all workers to back off."""
-        pause = self._not_before - time.monotonic()
-        if pause > 0:
-            # Retry-After applies to the requests of all workers.
-            raise KubeError(429, "not sent: backing off, the API server sent Retry-After", pause)
+        """Call a function that sends requests, unless Retry-After of this request, or of all, has not passed."""
+        now = time.monotonic()
+        for paused in (None, request):
+            until, error = self._pauses.get(paused, (0.0, None))
+            if error is not None and until > now:
+                raise KubeError(error.status, str(error), until - now, error.causes, is_status=error.is_status)
         try:
             return send(*args, **kwargs)
         except KubeError as error:
-            self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
+            if error.retry_after:
+                now = time.monotonic()
+                kept = {key: pause for key, pause in self._pauses.items() if pause[0] > now}
+                kept[None if error.is_overload else request] = now + error.retry_after, error
+                self._pauses = kept
             raise
 
 

@@ -91,7 +91,8 @@ class Relister:
             failures = self._failures[source] = self._failures.get(source, 0) + 1
             backoff = min(_LONGEST, _FIRST * 2 ** min(failures - 1, _MOST_DOUBLINGS))
             self._due[source] = self.clock() + max(error.retry_after, min(self.interval, backoff))
-            raise KubeError(error.status, f"listing {describe(source)}: {error}", error.retry_after) from failure
+            words = f"listing {describe(source)}: {error}"
+            raise KubeError(error.status, words, error.retry_after, is_status=error.is_status) from failure
         self._failures.pop(source, None)
         self._due[source] = self.clock() + self.interval
         self.sources.succeeded(source, "list")

@@ -11,6 +11,7 @@ from urllib3 import BaseHTTPResponse as HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.kube.clock import ClusterClock
 from fastgen_operator.kube.decode import decode, decode_page
 from fastgen_operator.metrics import Metrics
 
@@ -39,13 +40,25 @@ class KubeError(Exception):
         status: HTTP status; 0 without a response.
         retry_after: seconds of the Retry-After header; 0 without one.
         causes: reasons in the response's `details.causes`.
+        is_status: whether the response was a Status, which concerns this request: an admission webhook of one namespace
+            may answer 429 or 503, or a kind that cannot be read yet. An overloaded API server, or a proxy before it,
+            answers in plain text.
     """
 
-    def __init__(self, status: int, message: str, retry_after: float = 0.0, causes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        retry_after: float = 0.0,
+        causes: tuple[str, ...] = (),
+        *,
+        is_status: bool = True,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
         self.causes = causes
+        self.is_status = is_status
 
     @property
     def is_namespace_leaving(self) -> bool:
@@ -53,9 +66,14 @@ class KubeError(Exception):
         return "NamespaceTerminating" in self.causes
 
     @property
+    def is_overload(self) -> bool:
+        """Whether the server asks for fewer requests of any kind."""
+        return self.retry_after > 0 and not self.is_status
+
+    @property
     def is_answer(self) -> bool:
         """Whether the server answered this request. Otherwise, or if it is busy, the next request fails too."""
-        return self.status not in (0, 401, 429, 503, 504) and not self.retry_after
+        return self.status not in (0, 401, 504) and (self.is_status or self.status not in (429, 503))
 
     @property
     def is_refusal(self) -> bool:
@@ -95,14 +113,21 @@ class ApiServer:
     Args:
         timeout: seconds without data after which a request fails, so that a dead connection does not block a worker.
         ended: called after each request in its thread, whether or not it succeeded.
+        clock: hears the time of each response.
     """
 
     def __init__(
-        self, client: ApiClient, metrics: Metrics, timeout: float, ended: Callable[[], None] = lambda: None
+        self,
+        client: ApiClient,
+        metrics: Metrics,
+        timeout: float,
+        ended: Callable[[], None] = lambda: None,
+        clock: ClusterClock | None = None,
     ) -> None:
         self._client = client
         self._metrics = metrics
         self._ended = ended
+        self._clock = clock or ClusterClock()
         self._timeout = (min(_CONNECT_SECONDS, timeout), timeout)
 
     def request(
@@ -166,9 +191,11 @@ class ApiServer:
         verb, url, signed, _, _ = self._client.param_serialize(
             method, path, query_params=query or [], header_params=headers, auth_settings=["BearerToken"]
         )
+        began = self._clock.elapsed()
         try:
             # The body is plain JSON: the client would walk through it to convert its own models.
             response = self._client.call_api(verb, url, signed, body, _request_timeout=self._timeout)
+            self._clock.heard(response.headers.get("Date"), began)
             data = _body(response.response, most_bytes)
         except (HTTPError, ApiException) as error:
             self._metrics.api_requests.labels(method, "none").inc()
@@ -177,9 +204,7 @@ class ApiServer:
             self._ended()
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
-            message, causes = _error_of(data or b"")
-            message = message or f"{method} {path}: HTTP {response.status}"
-            raise KubeError(response.status, message, _seconds(response.headers.get("Retry-After")), causes)
+            raise _error_of(f"{method} {path}", response.status, response.headers.get("Retry-After"), data or b"")
         return data
 
 
@@ -204,18 +229,20 @@ def _decoded(method: str, path: str, parse: Callable[[bytes], Any], data: bytes)
         raise KubeError(0, f"reaching the API server: {method} {path} returned a body that is not JSON") from error
 
 
-def _error_of(data: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return the message and the causes of an error response."""
+def _error_of(request: str, status: int, retry_after: str | None, data: bytes) -> KubeError:
+    """Return the error that a response describes."""
+    seconds, silence = seconds_of(retry_after), f"{request}: HTTP {status}"
     try:
         answer = decode(data)
     except ValueError:
-        return data.decode(errors="replace").strip(), ()
+        answer = data.decode(errors="replace").strip()
     if not isinstance(answer, dict):
-        return str(answer), ()
+        return KubeError(status, str(answer) or silence, seconds, is_status=False)
     causes = (answer.get("details") or {}).get("causes") or ()
-    return str(answer.get("message", "")), tuple(str(cause.get("reason", "")) for cause in causes)
+    reasons = tuple(str(cause.get("reason", "")) for cause in causes)
+    return KubeError(status, str(answer.get("message", "")) or silence, seconds, reasons)
 
 
-def _seconds(header: str | None) -> float:
+def seconds_of(header: str | None) -> float:
     """Parse Retry-After; 0 without the header, and for a date, which API servers do not send."""
     return min(float(header), _LONGEST_PAUSE) if header is not None and header.isdecimal() else 0.0

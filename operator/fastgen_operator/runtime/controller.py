@@ -79,7 +79,7 @@ class Controller:
             jitter=random.random,
             clock=clock,
             yields=self._is_refused,
-            most_yielding=max(1, settings.workers // 2),
+            workers=settings.workers,
         )
         resyncs = max(_ROUNDS * settings.resync_seconds, settings.stall_seconds)
         self.heartbeat = Heartbeat(
@@ -206,7 +206,7 @@ class Controller:
             except KubeError as error:
                 logger.warning("%s", error)
                 self._back_off(error)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(max(pause, error.retry_after))
                 pause = min(interval, 2 * pause)
             except Exception:
                 # A defect at one object must not end the resync of all.
@@ -227,8 +227,9 @@ class Controller:
         return resource is not None and is_refused(resource)
 
     def _back_off(self, error: KubeError) -> None:
-        """Delay all reconciles by Retry-After, not only that of the resource that received it."""
-        self._not_before = max(self._not_before, self.clock() + error.retry_after)
+        """Delay all reconciles while the API server is overloaded, not only that of the resource that learned it."""
+        if error.is_overload:
+            self._not_before = max(self._not_before, self.clock() + error.retry_after)
 
     async def _wait_for_backoff(self) -> None:
         while (pause := self._not_before - self.clock()) > 0:

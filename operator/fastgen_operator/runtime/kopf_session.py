@@ -26,7 +26,7 @@ from fastgen_operator.kube.compact import compact
 from fastgen_operator.kube.decode import decode, decode_event
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Source, Sources, describe
-from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.kube.transport import KubeError, seconds_of
 from fastgen_operator.kube.watch_health import Watches
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,16 @@ _EXPIRED: Final = 410
 
 
 class WatchError(Exception):
-    """A watch ended with an error; the message is that of the API server."""
+    """A watch ended with an error; the message is that of the API server.
+
+    Attributes:
+        code: its status; None without one.
+        retry_after: seconds of the Retry-After header; 0 without one.
+    """
+
+    def __init__(self, message: str, code: int | None = None, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
 
 
 @dataclass
@@ -80,15 +89,16 @@ class Feed:
         self._failures.pop(source, None)
         self.sources.succeeded(source, "watch")
 
-    async def fail(self, source: Source, error: str, *, is_expired: bool) -> None:
+    async def fail(self, source: Source, error: WatchError) -> None:
         """Record that a watch has failed, and return when it may be opened again."""
         failures = self._failures[source] = self._failures.get(source, 0) + 1
         self.watches.failed(*source)
-        if is_expired and failures == 1:
+        if error.code == _EXPIRED and failures == 1:
             logger.debug("watching %s: %s", describe(source), error)
         else:
-            self.sources.failed(source, "watch", error)
-        await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10)))
+            self.sources.failed(source, "watch", str(error))
+        backoff = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10))
+        await asyncio.sleep(max(backoff, error.retry_after))
 
 
 class KopfSession:
@@ -137,6 +147,7 @@ class KopfSession:
                 feed.threads, lambda: feed.relister.list(source, opens_watch=True)
             )
         except KubeError as error:
+            await asyncio.sleep(error.retry_after)
             # kopf retries after errors of the connection, and only after these.
             raise aiohttp.ClientConnectionError(str(error)) from error
         for key in changed:
@@ -180,7 +191,8 @@ class _Watch:
         began = loop.time()
         try:
             if self.response.status >= 400:
-                raise WatchError(_message(_decoded(await self.response.read())), self.response.status)
+                words, wait = _message(_decoded(await self.response.read())), self.response.headers.get("Retry-After")
+                raise WatchError(words, self.response.status, seconds_of(wait))
             proof = loop.call_later(_PROVEN, self.feed.works, self.source)
             try:
                 async for line in _lines(self.response.content):
@@ -196,8 +208,7 @@ class _Watch:
                 raise WatchError("the watch was closed at once", _EXPIRED)
         except WatchError as error:
             self.close()
-            message, code = error.args
-            await self.feed.fail(self.source, message, is_expired=code == _EXPIRED)
+            await self.feed.fail(self.source, error)
             yield _GONE
 
     async def _reduced(self, line: bytes) -> bytes | None:
@@ -261,4 +272,4 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             for line in filter(None, lines):
                 yield line
         if len(buffer) > _LONGEST_LINE:
-            raise WatchError(f"an event has more than {_LONGEST_LINE >> 20} MiB", None)
+            raise WatchError(f"an event has more than {_LONGEST_LINE >> 20} MiB")

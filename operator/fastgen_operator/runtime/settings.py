@@ -105,7 +105,13 @@ class Settings:
     metrics_port: int = _flag("port of /metrics", 8080, type=int)
     health_port: int = _flag("port of /healthz and /readyz", 8081, type=int)
     decisions_port: int = _flag("port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=int)
-    workers: int = _flag("number of concurrent reconciles", 10, type=int, choices=range(1, 65), metavar="N")
+    workers: int = _flag(
+        "number of concurrent reconciles, at most half of them of one namespace",
+        10,
+        type=int,
+        choices=range(1, 65),
+        metavar="N",
+    )
     log_format: Literal["json", "text"] = _flag("format of log lines", "text", choices=("json", "text"))
     verbose: bool = _flag("log every reconcile, and kopf's messages", False, action="store_true")
 

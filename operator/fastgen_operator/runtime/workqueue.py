@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -23,7 +24,9 @@ class WorkQueue:
     Args:
         yields: returns whether a key is taken only if no other waits: its last reconcile was refused, and the next one
             most likely is, too. Such resources, however many and however expensive, do not delay others.
-        most_yielding: how many such keys may be processed at once.
+        workers: how many keys are processed at once, at most half of them keys that yield. A namespace gets at most
+            half of the workers that the other namespaces leave, rounded up: where an admission webhook takes ten
+            seconds for each write, this delays no other namespace.
         first, limit: seconds before the first retry, and the maximum; the backoff doubles in between.
         jitter: returns a number from 0 to 1; a retry waits between 50 and 100 % of its backoff.
         clock: monotonic seconds.
@@ -37,10 +40,10 @@ class WorkQueue:
         jitter: Callable[[], float],
         clock: Callable[[], float],
         yields: Callable[[Key], bool] = lambda _: False,
-        most_yielding: int = 1,
+        workers: int = 2,
     ) -> None:
         self._first, self._limit, self._jitter, self._clock = first, limit, jitter, clock
-        self._yields, self._most_yielding = yields, most_yielding
+        self._yields, self._workers = yields, workers
         # Time of `add`, oldest first.
         self._bands: tuple[dict[Key, float], ...] = ({}, {}, {})
         self._in_a_row = 0
@@ -75,12 +78,11 @@ class WorkQueue:
 
         Of each four keys that are taken while both wait, one is a listed one.
         """
-        while (band := self._next_band()) is None:
+        while (found := self._next()) is None:
             self._wake.clear()
             await self._wake.wait()
-        keys = self._bands[band]
-        key = next(iter(keys))
-        del keys[key]
+        band, key = found
+        del self._bands[band][key]
         self._in_a_row = self._in_a_row + 1 if band == _CHANGED else 0
         self._processing[key] = band
         return key
@@ -98,14 +100,19 @@ class WorkQueue:
             self._bands[band][key] = self._bands[before].pop(key)
         self._wake.set()
 
-    def _next_band(self) -> int | None:
-        changed, listed, refused = self._bands
+    def _next(self) -> tuple[int, Key] | None:
+        """Return the band and the key to take now; None if none waits that may be taken."""
+        processed = Counter(namespace for namespace, _ in self._processing)
+        left = self._workers - len(self._processing)
+        # A namespace with n workers gets another while n < (left + n) / 2.
+        changed, listed, refused = (
+            next(((band, key) for key in keys if not (held := processed[key[0]]) or held < left), None)
+            for band, keys in enumerate(self._bands)
+        )
         if changed and (not listed or self._in_a_row < _IN_A_ROW):
-            return _CHANGED
-        if listed:
-            return _LISTED
-        may_yield = list(self._processing.values()).count(_REFUSED) < self._most_yielding
-        return _REFUSED if refused and may_yield else None
+            return changed
+        may_yield = 2 * list(self._processing.values()).count(_REFUSED) < self._workers
+        return listed or (refused if may_yield else None)
 
     def done(self, key: Key) -> None:
         """End the processing of a key, without a retry."""

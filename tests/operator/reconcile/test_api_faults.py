@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from fastgen_operator.kube.transport import KubeError
 from harness.adverse import NO_GPU, bind, bury, node, quota, record
 from harness.chart import operator_kubeconfig
 from harness.process import OperatorProcess
-from harness.proxy import Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow
+from harness.proxy import UNAVAILABLE, Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow, overloaded
 from harness.space import NOW, Space, resource
 from harness.webhook import mirror_image, mutating
 from support.namespace import Object
@@ -77,12 +79,17 @@ def once_each(fault: Fault) -> Callable[[Request], Fault | None]:
     ("fault", "words"),
     [
         (Answer(409), "injected 409"),
+        (overloaded(1), "Too many requests"),
         (Answer(429, {"Retry-After": "1"}), "injected 429"),
         (Answer(500), "injected 500"),
+        (Answer(503, {"Retry-After": "1"}), "injected 503"),
         (Cut(), "reaching the API server"),
         (Hang(), "reaching the API server"),
     ],
-    ids=["conflict", "too-many-requests", "server-error", "cut-after-commit", "timeout-after-commit"],
+    ids=[
+        *("conflict", "overload", "too-many-requests", "server-error", "unavailable"),
+        *("cut-after-commit", "timeout-after-commit"),
+    ],
 )
 def test_failed_writes_are_retried_and_nothing_is_created_twice(
     fault: Fault, words: str, proxy: Proxy, space: Space, start: Start
@@ -100,14 +107,16 @@ def test_failed_writes_are_retried_and_nothing_is_created_twice(
     assert "Traceback" not in operator.log.read_text()
 
 
-def test_retry_after_is_honoured(proxy: Proxy, space: Space, start: Start) -> None:
+def test_an_overloaded_api_server_is_left_alone_for_as_long_as_it_says(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
     start()
     asked: list[float] = []
 
     def rule(request: Request) -> Fault | None:
         if request.is_write and not asked:
             asked.append(time.monotonic())
-            return Answer(429, {"Retry-After": "4"})
+            return overloaded(4)
         return None
 
     proxy.rule = rule
@@ -121,6 +130,108 @@ def test_retry_after_is_honoured(proxy: Proxy, space: Space, start: Start) -> No
     assert early == []
 
 
+def test_what_the_api_server_says_about_one_request_delays_no_other_resource(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    """A Status with Retry-After, as from an admission webhook or a quota that is busy."""
+    start()
+    asked: list[float] = []
+
+    def rule(request: Request) -> Fault | None:
+        if request.method == "PATCH" and request.path.endswith("/services/chat"):
+            asked.append(time.monotonic())
+            return Answer(429, {"Retry-After": "6"})
+        return None
+
+    proxy.rule = rule
+    space.apply(resource())
+    eventually(lambda: asked, within=20, what="the write that is refused")
+    began = time.monotonic()
+    space.apply(resource("other"))
+    space.make_ready("other")
+    space.wait_condition("Ready", "True", "AllReplicasReady", "other")
+    assert time.monotonic() - began < 5
+    assert space.get("networkpolicy", "chat"), "the other children"
+    eventually(lambda: len(asked) > 1, within=20, what="the retry")
+    assert asked[1] - asked[0] >= 6
+    proxy.rule = lambda _: None
+    wait_served(space)
+
+
+def test_bursts_of_refusals_of_writes_lists_and_watches_end_without_anything_lost_or_created_twice(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    chance = random.Random(28)
+    answers = (overloaded(1), Answer(429, {"Retry-After": "1"}), UNAVAILABLE, Answer(503, {"Retry-After": "1"}))
+    operator = start("--relist-seconds", "1", "--retry-seconds", "0.5")
+    space.apply(resource("before"))
+    space.make_ready("before")
+    refused: Counter[str] = Counter()
+
+    def rule(request: Request) -> Fault | None:
+        if chance.random() < 0.5:
+            return None
+        refused["write" if request.is_write else "watch" if request.is_watch else "list"] += 1
+        return chance.choice(answers)
+
+    proxy.rule = rule
+    proxy.cut_watches()
+    space.apply(resource())
+    space.patch("fgd/before", {"spec": {"replicas": 2}})
+    eventually(lambda: min(refused[each] for each in ("write", "watch", "list")) >= 3, within=60, what="refusals")
+    proxy.rule = lambda _: None
+    space.make_ready("before", count=2)
+    wait_served(space)
+    space.wait_condition("Ready", "True", "AllReplicasReady", "before")
+    made = Counter(request.path for request, status in proxy.responses if status == 201 and request.method == "PATCH")
+    assert max(made.values()) == 1
+    assert len(space.items("replicasets")) == 2
+    assert operator.is_healthy()
+    eventually(lambda: not stale(operator), within=30, what="all kinds to be read again")
+    assert "Traceback" not in operator.log.read_text()
+
+
+def stale(operator: OperatorProcess) -> list[str]:
+    return [labels for (name, labels), value in operator.metrics().items() if "operator_stale" in name and value]
+
+
+def test_a_change_between_plan_and_write_is_seen_before_the_write_is_repeated(
+    proxy: Proxy, space: Space, start: Start
+) -> None:
+    operator = start("--request-seconds", "20")  # the proxy handles no other request while kubectl runs
+    space.apply(resource())
+    wait_served(space)
+    written: list[int] = []
+
+    def rule(request: Request) -> Fault | None:
+        if request.method == "PATCH" and request.path.endswith("/deployments/chat") and len(written) < 2:
+            written.append(len(proxy.responses))
+            body = {"spec": {"template": {"spec": {"nodeSelector": {f"disk{len(written)}": "none"}}}}}
+            space.kubectl("patch", "deployment", "chat", "--patch", json.dumps(body))
+        return None
+
+    proxy.rule = rule
+    space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
+    eventually(lambda: len(written) == 2, within=20, what="two writes that come too late")
+
+    def is_intended() -> bool:
+        template = str(space.template())
+        return "512" in template and "disk1" not in template and "disk2" not in template
+
+    eventually(is_intended, within=20, what="the new template, without the other writer's fields")
+    space.finish_rollout()
+    space.wait_condition("Ready", "True", "AllReplicasReady")
+    answers = [
+        status
+        for request, status in proxy.responses[written[0] :]
+        if request.method == "PATCH" and request.path.endswith("/deployments/chat")
+    ]
+    # Then perhaps once more, because the controller writes the status.
+    assert answers[:2] == [409, 409]
+    assert 200 in answers
+    assert "Traceback" not in operator.log.read_text()
+
+
 def test_a_failing_api_server_is_not_overloaded_and_resources_converge_after_it_recovers(
     proxy: Proxy, space: Space, start: Start
 ) -> None:
@@ -130,7 +241,7 @@ def test_a_failing_api_server_is_not_overloaded_and_resources_converge_after_it_
         space.make_ready(f"chat{number}")
         space.wait_condition("Ready", "True", "AllReplicasReady", f"chat{number}")
     before = len(proxy.arrivals)
-    proxy.rule = lambda _: Answer(503)
+    proxy.rule = lambda _: UNAVAILABLE
     proxy.cut_watches()
     for number in range(3):
         space.patch(f"fgd/chat{number}", {"spec": {"replicas": 2}})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from fastgen_operator.kinds import POD
 from fastgen_operator.kube.sources import Source, Sources
+from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
 from fastgen_operator.runtime import kopf_session
-from fastgen_operator.runtime.kopf_session import Feed
+from fastgen_operator.runtime.kopf_session import Feed, KopfSession, WatchError
 
 PODS = (POD, None)
 EVENT = b'{"type":"ADDED","object":{"metadata":{"name":"a","namespace":"b"}}}\n'
@@ -88,7 +89,7 @@ async def test_a_watch_that_stays_open_can_be_read_although_nothing_changes(
             recovered.set()
 
     feed.sources = Sources((None,), show)
-    await feed.fail(PODS, "injected 403", is_expired=False)
+    await feed.fail(PODS, WatchError("injected 403", 403))
     assert feed.sources.first_failure() == "pods: injected 403"
     assert await told(feed, Response(until=recovered)) == [kopf_session._GONE]
     assert recovered.is_set()
@@ -99,7 +100,7 @@ async def test_a_watch_that_ends_early_does_not_count_as_open_later(
     feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kopf_session, "_PROVEN", 0.01)
-    await feed.fail(PODS, "injected 403", is_expired=False)
+    await feed.fail(PODS, WatchError("injected 403", 403))
     assert await told(feed, Response()) == [kopf_session._GONE]
     await asyncio.sleep(0.05)
     assert feed.sources.first_failure() == "pods: the watch was closed at once"
@@ -114,6 +115,54 @@ async def test_an_event_without_an_end_and_an_error_event_end_the_watch_and_kopf
     error = b'{"type":"ERROR","object":{"code":500,"message":"etcd is tired"}}\n'
     assert await told(feed, Response(error)) == [kopf_session._GONE]
     assert feed.sources.first_failure() == "pods: etcd is tired"
+
+
+class Refusal:
+    """A watch that is answered with an error."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        self.status, self.headers = status, headers
+
+    async def read(self) -> bytes:
+        return b"Too many requests, please try again later."
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_watch_is_opened_again_only_after_retry_after(
+    status: int, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(kopf_session.asyncio, "sleep", sleep)
+    assert await told(feed, Refusal(status, **{"Retry-After": "30"})) == [kopf_session._GONE]
+    monkeypatch.setattr(kopf_session, "_FIRST_PAUSE", 40.0)
+    assert await told(feed, Refusal(status, **{"Retry-After": "30"})) == [kopf_session._GONE]
+    assert slept == [30.0, 60.0], "the longer of it and the backoff"
+    assert feed.sources.first_failure() == "pods: Too many requests, please try again later."
+
+
+async def test_a_list_is_repeated_only_after_retry_after(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    class Busy:
+        def list(self, *_: object, **__: object) -> None:
+            raise KubeError(429, "storage is (re)initializing", 17)
+
+    feed.relister = cast(Any, Busy())
+    session = KopfSession(cast(Any, None), "https://api", feed)
+    monkeypatch.setattr(kopf_session.asyncio, "sleep", sleep)
+    with pytest.raises(aiohttp.ClientConnectionError, match="initializing"):
+        await session.request(method="get", url=f"https://api{POD.path(None)}")
+    assert slept == [17]
 
 
 async def test_an_event_that_cannot_be_read_is_skipped(feed: Feed) -> None:

@@ -269,21 +269,22 @@ def test_nothing_is_written_without_leadership() -> None:
             write()
 
 
-def test_retry_after_delays_reads_and_writes() -> None:
+@pytest.mark.parametrize(("is_overload", "requests"), [(True, 1), (False, 2)])
+def test_retry_after_delays_a_request_and_if_the_api_server_is_overloaded_all(is_overload: bool, requests: int) -> None:
     class Busy:
         def __init__(self) -> None:
             self.asked = 0
 
         def request(self, *_: object) -> Object:
             self.asked += 1
-            raise KubeError(429, "too many requests", 60)
+            raise KubeError(429, "too many requests", 60, is_status=not is_overload)
 
     busy = Busy()
     server: Any = busy
     client = KubeClient(server, InformerCache(), Metrics(), lambda: True)
-    for _ in range(5):
-        with pytest.raises(KubeError) as refused:
-            client.get(DEPLOYMENT, "space", "chat")
-        assert refused.value.status == 429
+    for name in ("chat", "chat", "other", "other", "chat"):
+        with pytest.raises(KubeError, match="too many requests") as refused:
+            client.get(DEPLOYMENT, "space", name)
+        assert (refused.value.status, refused.value.is_overload) == (429, is_overload)
         assert 59 < refused.value.retry_after <= 60
-    assert busy.asked == 1
+    assert busy.asked == requests

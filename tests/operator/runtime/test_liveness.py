@@ -259,7 +259,7 @@ async def test_a_worker_that_takes_nothing_fails_the_probe_although_lists_contin
 
 async def test_a_pause_that_the_api_server_asked_for_is_not_a_stall() -> None:
     def refused(_: Timed) -> None:
-        raise KubeError(429, "too many requests", 60)
+        raise KubeError(429, "too many requests", 60, is_status=False)
 
     timed = Timed(refused)
     await timed.work(1)

@@ -32,14 +32,13 @@ from harness.insecure import INSECURE
 from harness.objects import ANY_TEMPLATE, manifests
 from harness.process import OperatorProcess
 from harness.space import Space, resource
-from harness.user import create_refusal, refusal, server_of
+from harness.thief import APPLY, END, ENGINE, POD_SPEC, changed, children, deployment, dry, thief_of
+from harness.user import create_refusal, refusal
 from support.namespace import MERGE, Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 
-APPLY = "application/apply-patch+yaml"
-END = object()
 RESTRICTED = "must be restricted"
 # Two policies reject a volume of another kind, and the API server names either.
 VOLUME_REFUSED = "only have volumes|does not name a volume"
@@ -47,8 +46,7 @@ VOLUME_REFUSED = "only have volumes|does not name a volume"
 
 @pytest.fixture
 def thief(plane: ControlPlane) -> ApiServer:
-    """The API server as somebody with the operator's credentials."""
-    return server_of(str(operator_kubeconfig(plane)))
+    return thief_of(plane)
 
 
 @pytest.fixture
@@ -87,36 +85,6 @@ NAMED: Object = {
 }
 
 
-def children(owner: Object) -> dict[Kind, Object]:
-    return dict(manifests(owner))
-
-
-def deployment(owner: Object) -> Object:
-    return children(owner)[DEPLOYMENT]
-
-
-def changed(manifest: Object, path: tuple[Any, ...], value: Any) -> Object:
-    """Return the manifest with one value replaced, or added to a list for END."""
-    copied = copy.deepcopy(manifest)
-    at: Any = copied
-    for key in path[:-1]:
-        at = at[key]
-    if path[-1] is END:
-        at.append(value)
-    else:
-        at[path[-1]] = value
-    return copied
-
-
-def dry(server: ApiServer, kind: Kind, manifest: Object) -> str:
-    """Return the API server's words about an apply of the manifest, without making it; empty if it is accepted."""
-    path = kind.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-    query = [("fieldManager", "fastgen-operator"), ("force", "true"), ("dryRun", "All")]
-    return refusal(server, "PATCH", path, manifest, content_type=APPLY, query=query)
-
-
-POD_SPEC = ("spec", "template", "spec")
-ENGINE = (*POD_SPEC, "containers", 0)
 SECRET_VOLUME = {"name": "v", "secret": {"secretName": "admin"}}
 # The first of the volumes of spec.podTemplate, after tmp, cache, shm, models and api-keys.
 EXTRA = 5

@@ -160,6 +160,34 @@ def test_a_leader_that_cannot_reach_the_api_server_stops_before_its_lease_expire
         assert time.monotonic() - began < LEASE
 
 
+def test_a_leader_whose_lease_is_taken_during_a_reconcile_stops_within_a_retry(
+    plane: ControlPlane, space: Space, start: Start, tmp_path: Path
+) -> None:
+    """Somebody edits the Lease, or deletes it and another candidate is faster."""
+    taken: list[float] = []
+
+    def take(request: Request) -> Slow | None:
+        if not request.is_write or f"/namespaces/{space.name}/" not in request.path:
+            return None
+        if not taken:
+            held = {"holderIdentity": "another", "renewTime": "2026-01-01T00:00:00.000000Z"}
+            patch = json.dumps({"spec": held})
+            plane.kubectl("patch", "lease", "fastgen-operator", "-n", SYSTEM, "--type=merge", "--patch", patch)
+            taken.append(time.monotonic())
+        return Slow(0.3)
+
+    with Proxy(operator_kubeconfig(plane)) as proxy:
+        operator = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        wait_leads(operator, within=10)
+        proxy.rule = take
+        for number in range(4):
+            space.apply(resource(f"chat{number}"))
+        assert operator.ending(within=10) == 1
+        late = [request.path for request, at in proxy.arrivals if request.is_write and at > taken[0] + 1.5]
+    assert late == []
+    assert "another has taken the lease" in operator.log.read_text()
+
+
 def test_a_stop_waits_for_running_reconciles_and_then_releases_the_lease(
     plane: ControlPlane, space: Space, start: Start, tmp_path: Path
 ) -> None:

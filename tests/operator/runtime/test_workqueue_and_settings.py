@@ -25,7 +25,7 @@ class Clock:
 
 
 def queue_of(clock: Clock | None = None, *, first: float = 60.0, jitter: float = 1.0) -> WorkQueue:
-    return WorkQueue(first=first, limit=240.0, jitter=lambda: jitter, clock=clock or Clock())
+    return WorkQueue(first=first, limit=240.0, jitter=lambda: jitter, clock=clock or Clock(), workers=64)
 
 
 async def take(queue: WorkQueue) -> tuple[str, str]:
@@ -47,14 +47,14 @@ async def test_additions_before_processing_are_coalesced() -> None:
 
 
 async def test_refused_keys_are_taken_last_and_not_by_all_workers() -> None:
-    clock, refused = Clock(), {("space", f"bad{number}") for number in range(4)}
+    clock, refused = Clock(), {(f"bad{number}", "chat") for number in range(4)}
     queue = WorkQueue(
         first=60.0,
         limit=240.0,
         jitter=lambda: 1.0,
         clock=clock,
         yields=lambda key: key in refused,
-        most_yielding=2,
+        workers=4,
     )
     for key in sorted(refused):
         queue.add(key)
@@ -62,20 +62,51 @@ async def test_refused_keys_are_taken_last_and_not_by_all_workers() -> None:
     assert queue.oldest_wait() == 4.0
     queue.add(A)
     assert await take(queue) == A
+    queue.done(A)
     taken = [await take(queue), await take(queue)]
-    assert taken == [("space", "bad0"), ("space", "bad1")]
+    assert taken == [("bad0", "chat"), ("bad1", "chat")]
     waiting = asyncio.create_task(take(queue))
     await asyncio.sleep(0.01)
     assert not waiting.done(), "a worker is kept free"
     queue.add(B)
     assert await waiting == B
+    queue.done(B)
     waiting = asyncio.create_task(take(queue))
     queue.retry(taken[0])
-    assert await waiting == ("space", "bad2"), "one that ends makes room for the next"
-    refused.remove(("space", "bad3"))
-    queue.add(("space", "bad3"))
-    assert await take(queue) == ("space", "bad3"), "a changed one does not wait any longer"
+    assert await waiting == ("bad2", "chat"), "one that ends makes room for the next"
+    refused.remove(("bad3", "chat"))
+    queue.add(("bad3", "chat"))
+    assert await take(queue) == ("bad3", "chat"), "a changed one does not wait any longer"
     assert queue.oldest_wait() == 0.0
+
+
+async def test_a_namespace_gets_half_of_the_workers_that_others_leave() -> None:
+    """Each reconcile in the slow namespaces takes minutes: other namespaces have workers all the same."""
+    queue = WorkQueue(first=60.0, limit=240.0, jitter=lambda: 1.0, clock=Clock(), workers=10)
+    for namespace in ("slow", "slower"):
+        for number in range(20):
+            queue.add((namespace, str(number)))
+    taken = [await take(queue) for _ in range(8)]
+    assert [namespace for namespace, _ in taken] == ["slow"] * 5 + ["slower"] * 3
+    waiting = asyncio.create_task(take(queue))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "two workers are kept free"
+    for namespace in ("one", "two"):
+        queue.add((namespace, "chat"))
+    assert await waiting == ("one", "chat")
+    assert await take(queue) == ("two", "chat")
+    for key in (("one", "chat"), ("two", "chat"), *taken[:2]):
+        queue.done(key)
+    assert (await take(queue))[0] == "slow", "those that end make room for the next"
+
+
+async def test_the_only_worker_serves_each_namespace() -> None:
+    queue = WorkQueue(first=60.0, limit=240.0, jitter=lambda: 1.0, clock=Clock(), workers=1)
+    queue.add(A)
+    queue.add(B)
+    assert await take(queue) == A
+    queue.done(A)
+    assert await take(queue) == B
 
 
 async def test_a_changed_key_does_not_wait_for_those_of_a_list_and_these_wait_for_a_limited_time() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -314,7 +316,7 @@ async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
     fleets = [(("ns", "hanging"), subject), (("ns", "good"), subject)]
     watchlist: Any = SimpleNamespace(subjects=lambda: fleets, open_record=lambda *_: None, scrape_seconds=0.01)
     scraper: Any = SimpleNamespace(scrape=scrape)
-    autoscaler = Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None)
+    autoscaler = Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None, partial(datetime.now, UTC))
     running = autoscaler._begin(lambda _: True)
     await running[1]
     (again,) = autoscaler._begin(lambda _: True)

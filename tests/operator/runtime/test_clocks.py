@@ -1,0 +1,136 @@
+"""Operators on machines whose clock is wrong, or changes: nothing is too early, too late or undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from cluster.controlplane import ControlPlane
+from fastgen_operator.kinds import LEASE
+from harness.chart import SYSTEM, operator_kubeconfig
+from harness.process import OperatorProcess
+from harness.space import Space, resource
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
+
+HOUR = 3600
+LEASE_SECONDS = 4
+ELECTION = (
+    *("--lease-namespace", SYSTEM, "--lease-seconds", str(LEASE_SECONDS)),
+    *("--lease-renew-seconds", "2.5", "--lease-retry-seconds", "0.5"),
+)
+
+Start = Callable[..., OperatorProcess]
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Path:
+    """The seconds by which the clock of an operator is ahead."""
+    file = tmp_path / "ahead"
+    file.write_text("0")
+    return file
+
+
+@pytest.fixture
+def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
+    """Start operators with leader election in the test's namespace, each with a clock of its own."""
+    plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
+    started: list[OperatorProcess] = []
+    credentials = operator_kubeconfig(plane)
+
+    def start(ahead: Path | None = None) -> OperatorProcess:
+        log = tmp_path / f"operator{len(started)}.log"
+        operator = OperatorProcess(credentials, log, ("--namespace", space.name), election=ELECTION, ahead=ahead)
+        started.append(operator)
+        operator.start()
+        return operator
+
+    yield start
+    for operator in started:
+        operator.abandon()
+
+
+def start_pod(space: Space) -> None:
+    """Let the kubelet start the engine of the only pod now. It loads for long."""
+    (pod,) = space.wait_pods(1)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    space.set_pod(pod, ready=False, container={"state": {"running": {"startedAt": now}}, "started": False})
+    status = space.get("pod", pod["metadata"]["name"])["status"]
+    conditions = [{**each, "lastTransitionTime": now} for each in status["conditions"]]
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": {"conditions": conditions}}, "status")
+
+
+def supply(space: Space) -> dict[str, int]:
+    status = space.get("fgd", "chat").get("status", {})
+    return {name: number for name, number in status.get("supply", {}).items() if name != "pods" and number}
+
+
+def is_now(time: str) -> bool:
+    return abs(datetime.now(UTC) - datetime.fromisoformat(time)) < timedelta(minutes=2)
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_a_wrong_clock_makes_no_start_overdue_and_no_time_wrong(
+    ahead: int, space: Space, start: Start, clock: Path
+) -> None:
+    clock.write_text(str(ahead))
+    operator = start(clock)
+    space.apply(resource(startupDeadlineSeconds=600))
+    start_pod(space)
+    eventually(lambda: supply(space) == {"starting": 1}, within=20, what="a pod that starts")
+    operator.let_resyncs_pass(2)
+    assert supply(space) == {"starting": 1}
+    conditions = space.get("fgd", "chat")["status"]["conditions"]
+    assert [each for each in conditions if not is_now(each["lastTransitionTime"])] == []
+    events = space.items("events", fields="involvedObject.kind=FastGenDeployment")
+    assert events
+    assert [each for each in events if not is_now(each["lastTimestamp"])] == []
+
+
+@pytest.mark.parametrize("jumps", [(HOUR, 0), (-HOUR, 0), (HOUR, -HOUR)], ids=["ahead", "behind", "to and fro"])
+def test_a_clock_that_jumps_changes_nothing(jumps: tuple[int, int], space: Space, start: Start, clock: Path) -> None:
+    operator = start(clock)
+    space.apply(resource(startupDeadlineSeconds=600))
+    start_pod(space)
+    eventually(lambda: supply(space) == {"starting": 1}, within=20, what="a pod that starts")
+    space.kubectl("delete", "service", "chat", "--wait=false")
+    eventually(lambda: space.get("service", "chat"), within=20, what="the restored Service")
+    settled = space.settled()
+    for jump in jumps:
+        clock.write_text(str(jump))
+        operator.let_resyncs_pass(4)
+        assert space.settled() == settled
+    assert operator.leads()
+    assert space.server.request("GET", LEASE.path(SYSTEM, "fastgen-operator"))["spec"]["leaseTransitions"] == 0
+    assert operator.is_healthy()
+    # Retries and the queue run on another clock.
+    space.patch("fgd/chat", {"spec": {"replicas": 2}})
+    space.wait_pods(2)
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
+def test_the_clock_of_the_holder_does_not_decide_when_its_lease_expires(
+    ahead: int, space: Space, start: Start, clock: Path
+) -> None:
+    """Beside an operator whose clock is right, and takes over when the Lease has not changed for its duration."""
+    clock.write_text(str(ahead))
+    first = start(clock)
+    eventually(first.leads, within=10, what="leadership", every=0.05)
+    second = start()
+    space.apply(resource())
+    space.wait_pods(1)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 2 * LEASE_SECONDS, within=20, what="two durations of the Lease")
+    assert (first.leads(), second.leads()) == (True, False)
+    clock.write_text(str(-ahead))
+    first.kill()
+    killed = time.monotonic()
+    eventually(second.leads, within=30, what="a take-over", every=0.05)
+    assert LEASE_SECONDS - 1 < time.monotonic() - killed < LEASE_SECONDS + 5
+    space.patch("fgd/chat", {"spec": {"replicas": 2}})
+    space.wait_pods(2)

@@ -67,10 +67,10 @@ def test_a_person_follows_resources_pods_and_decisions_while_they_change(
         assert dashboard.evaluate("document.activeElement.textContent") == "chat", "a renewal takes the focus away"
 
         dashboard.press("Enter")
-        dashboard.wait(f"{TEXT}.includes('Conditions') && document.querySelectorAll('.bar').length === 2")
+        dashboard.wait(f"{TEXT}.includes('Conditions')")
         shown = dashboard.evaluate(TEXT)
         name = pod["metadata"]["name"]
-        assert shown.count(name) == 2, "the pod, and its load"
+        assert name in shown
         conditions = space.get("fgd", "chat")["status"]["conditions"]
         assert all(each["type"] in shown for each in conditions)
         assert engine.scrapes > 0

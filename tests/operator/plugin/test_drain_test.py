@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands.drain_test import add_arguments, run
 from fastgen_operator.plugin.main import _Parser
@@ -65,6 +64,8 @@ class Pods:
         return {"spec": {"model": {"servedName": "served"}}, "metadata": {"name": name}}
 
     def pods(self, _: str) -> list[Pod]:
+        if self.evicted.is_set() and time.monotonic() > self.gone_at:
+            self.names = ["a", "c"]
         condition = {"type": "Ready", "status": "True"}
         metadata = {"namespace": "space", "creationTimestamp": ""}
         return [
@@ -78,15 +79,8 @@ class Pods:
         if self.ending == "refused":
             raise PluginError("evicting pod b: Cannot evict pod as it would violate the pod's disruption budget.")
         assert pod.name == "b"
-        self.evicted.set()
         self.gone_at = time.monotonic() + 0.3
-
-    def request(self, method: str, path: str) -> Object:
-        assert (method, path) == ("GET", "/api/v1/namespaces/space/pods/b")
-        if time.monotonic() < self.gone_at:
-            return {"metadata": {"uid": "b"}}
-        self.names = ["a", "c"]
-        raise KubeError(404, "not found")
+        self.evicted.set()
 
     def connection(self, _: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
         assert port == 8000

@@ -175,7 +175,7 @@ def test_the_pages_of_the_dashboard_show_text_as_text() -> None:
     plain = Elements(page("title", "", "nonce"))
     for text in (
         fleet_page([found], NOW, "nonce"),
-        resource_page(found, {f"chat-1{HOSTILE}": HOSTILE}, None, NOW, "nonce"),
+        resource_page(found, NOW, "nonce"),
         page(HOSTILE, "", "nonce"),
     ):
         assert "alert(1)" in text

@@ -16,15 +16,12 @@ import pytest
 import yaml
 
 from cluster.controlplane import free_ports
-from fastgen.api_client.metrics import Scrape
 from fastgen.commands import main as fastgen
-from fastgen_operator.plugin.cluster import PluginError, connect
+from fastgen_operator.plugin.cluster import connect
 from fastgen_operator.plugin.commands.dashboard import serve
 from fastgen_operator.plugin.commands.status import fleet_table, one_screen
-from fastgen_operator.plugin.engines import load_between
 from fastgen_operator.plugin.main import main
 from fastgen_operator.plugin.overview import overview_of
-from fastgen_operator.plugin.pages import resource_page
 from fastgen_operator.plugin.reference import PAGE_PATH, commands_page
 from fastgen_operator.plugin.remedies import DATA, PAGE, remedies_of, remedy
 from fastgen_operator.plugin.screen import Screen, age
@@ -285,7 +282,6 @@ def test_the_dashboard_runs_no_script_but_its_own_and_answers_on_this_machine_on
         one = client().get(f"{url}/fgd/space/chat").text
         for words in ("Straggler", "FailedMount: no Secret keys", "free or add GPUs", "uses 150 %", "is being deleted"):
             assert words in one
-        assert "forwarding port 8000 of pod space/a: " in one, "it does not say why there is no load"
         other = client().get(f"{url}/fgd/space/other").text
         policy = fleet.headers["Content-Security-Policy"]
         (nonce,) = re.findall(r"script-src 'nonce-(\S+)';", policy)
@@ -303,22 +299,3 @@ def test_the_dashboard_runs_no_script_but_its_own_and_answers_on_this_machine_on
     finally:
         pages.shutdown()
         pages.server_close()
-
-
-def test_the_load_of_a_pod_is_a_bar_of_decode_and_prompt_tokens_against_the_token_budget() -> None:
-    def scrape(seconds: float, steps: int, prompt: int, decode: int) -> Scrape:
-        counters = {"step_tokens_count": steps, "step_tokens_sum": prompt + decode, "token_budget": 100}
-        text = "".join(f"fastgen_{name} {value}\n" for name, value in counters.items())
-        text += f'fastgen_scheduled_tokens_total{{phase="prefill"}} {prompt}\n'
-        return Scrape.parse(text + f'fastgen_scheduled_tokens_total{{phase="decode"}} {decode}\n', seconds)
-
-    gone = PluginError("pod <b> does not answer")
-    before = {"a": scrape(0, 0, 0, 0), "b": gone}
-    load, whole = load_between(before, {"a": scrape(2, 10, 600, 200), "b": gone, "c": scrape(2, 1, 1, 1)})
-    text = resource_page(overview_of(chat(), [*map(Pod, PODS)], NOW), load, whole, NOW, "nonce")
-    words = "80% of the token budget: 20% decode, 60% prompt tokens"
-    assert text.count(f'aria-label="{words}"') == 2, "of the pod, and of all"
-    assert '<i class="decode" style="width:20.0%"></i><i class="prompt" style="width:60.0%"></i>' in text
-    assert '<td class="number">300<td class="number">100' in text, "tokens per second"
-    assert "pod &lt;b&gt; does not answer" in text
-    assert "measured from the next renewal on" in text

@@ -1,30 +1,25 @@
 """`kubectl fastgen dashboard`: serve web pages with all resources on this machine.
 
-It has the user's own rights and runs nothing in the cluster. The load of pods is read through port-forwards, as by
-`top`, and only while the page of their resource is open.
+It has the user's own rights and runs nothing in the cluster. The load of pods is in `top`, and in Grafana.
 """
 
 from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from fastgen.api_client.metrics import Scrape
-from fastgen_operator.kinds import OWNER_LABEL, Key
+from fastgen_operator.kinds import OWNER_LABEL
 from fastgen_operator.plugin import pages
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
-from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, serving
 from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.pods import Pod
 
 _ADDRESS: Final = "127.0.0.1"
 # Other host names are rejected, because a page of another site could make its name resolve to this address.
@@ -48,26 +43,8 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     return 0
 
 
-class Loads:
-    """Figures of the pods of each resource since its page was last loaded. Thread-safe."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._lock = Lock()
-        self._seen: dict[Key, tuple[MetricsReader, Mapping[str, Scrape | PluginError]]] = {}
-
-    def read(self, key: Key, pods: Sequence[Pod]) -> tuple[dict[str, Figures | str], Figures | None]:
-        """Return the figures of each ready pod, or why there are none, and of all pods together."""
-        with self._lock:
-            reader, before = self._seen.get(key, (MetricsReader(self._cluster), {}))
-            after = reader.read(serving(pods))
-            self._seen[key] = reader, after
-            return load_between(before, after)
-
-
 def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPServer:
     """Return a server of the pages of one namespace, or of all for None; not yet serving."""
-    loads = Loads(cluster)
 
     def page(path: str, nonce: str) -> str | None:
         now = datetime.now(UTC)
@@ -78,8 +55,7 @@ def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPSe
             where, name = resource["metadata"]["namespace"], resource["metadata"]["name"]
             if unquote(path) == f"/fgd/{where}/{name}":
                 pods = cluster.pods_with(where, f"{OWNER_LABEL}={name}")
-                load, whole = loads.read((where, name), pods)
-                return pages.resource_page(overview_of(resource, pods, now), load, whole, now, nonce)
+                return pages.resource_page(overview_of(resource, pods, now), now, nonce)
         return None
 
     try:
@@ -97,16 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         nonce = secrets.token_urlsafe(16)
-        status, text = 200, None
-        if (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") not in _HOSTS:
-            status, text = 403, pages.page("Forbidden", f"<p>Open {_ADDRESS} or localhost.</p>", nonce)
-        else:
-            try:
-                text = self._page(urlsplit(self.path).path, nonce)
-            except PluginError as error:
-                status, text = 502, pages.page("The cluster cannot be read", f"<p>{escape(str(error))}</p>", nonce)
-        if text is None:
-            status, text = 404, pages.page("No such page", '<p><a href="/">all FastGenDeployments</a></p>', nonce)
+        status, text = self._answer(nonce)
         body = text.encode()
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -119,6 +86,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(body)
+
+    def _answer(self, nonce: str) -> tuple[int, str]:
+        if (urlsplit(f"//{self.headers.get('Host', '')}").hostname or "") not in _HOSTS:
+            return 403, pages.page("Forbidden", f"<p>Open {_ADDRESS} or localhost.</p>", nonce)
+        try:
+            text = self._page(urlsplit(self.path).path, nonce)
+        except PluginError as error:
+            return 502, pages.page("The cluster cannot be read", f"<p>{escape(str(error))}</p>", nonce)
+        if text is None:
+            return 404, pages.page("No such page", '<p><a href="/">all FastGenDeployments</a></p>', nonce)
+        return 200, text
 
     def log_message(self, *_: object) -> None:
         """Log nothing, because the page renews itself."""

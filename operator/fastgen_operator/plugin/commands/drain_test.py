@@ -8,22 +8,30 @@ How fast kube-proxy and gateways notice the eviction is not tested, because no r
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Final
+from threading import Event, Thread
+from typing import Any, Final, Literal
 
 from fastgen.api_client.api_keys import own_key
-from fastgen_operator.kinds import POD
-from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.plugin.streams import POLL_SECONDS, SILENCE_SECONDS, Load
-from fastgen_operator.pods import Pod
+from fastgen_operator.pods import HTTP_PORT, Pod
 
 _MOST_STREAMS: Final = 64
+_POLL_SECONDS: Final = 0.2
+# A stream is lost if it has no data for this long.
+_SILENCE_SECONDS: Final = 60.0
+# Until as many pods are ready as before.
+_REPLACED_SECONDS: Final = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,114 +42,165 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=int, default=128, metavar="N", help="tokens of a stream (default: %(default)s)"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="until a new pod is ready (default: %(default)s)"
-    )
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask before the eviction")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     """Test the drain; return 1 if a request was lost."""
-    if not (1 <= options.streams <= _MOST_STREAMS and options.tokens >= 1 and options.timeout > 0):
-        raise UsageError(f"--streams takes 1 to {_MOST_STREAMS}, --tokens 1 or more, --timeout more than 0 seconds")
+    if not (1 <= options.streams <= _MOST_STREAMS and options.tokens >= 1):
+        raise UsageError(f"--streams takes 1 to {_MOST_STREAMS}, --tokens 1 or more")
     resource, key = cluster.resource(options.name), own_key()
     body = {
         "model": resource["spec"]["model"].get("servedName") or options.name,
         **{"prompt": "Once upon a time", "max_tokens": options.tokens, "ignore_eos": True, "stream": True},
     }
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    load = Load(cluster, options.name, body, headers)
+    load = _Load(cluster, options.name, json.dumps(body), headers)
     before = load.ready()
     if not before:
         raise PluginError(f"no pod of {options.name} is ready: see kubectl fastgen status {options.name}")
     victim = options.pod or before[-1]
     if victim not in before:
         raise UsageError(f"--pod {victim}: not one of the ready pods {', '.join(before)}")
-    _confirm(options, victim)
-    first = load.send(victim)
-    if first.outcome != "complete":
-        raise PluginError(f"pod {victim} answers no request, so nothing was evicted: {first.message}")
+    if not options.yes:
+        _confirm(victim, options.streams)
     with load.running(options.streams):
-        report = _evict(load, victim, before, options.timeout)
-    _tell(report, load, screen, options.output)
-    return int(any(result.outcome == "lost" for result in load.results))
+        report = _evict(load, victim, before)
+    outcomes = Counter(result.outcome for result in load.results)
+    lost = [{"pod": each.pod, "message": each.message} for each in load.results if each.outcome == "lost"]
+    if options.output == "json":
+        requests = {kind: outcomes[kind] for kind in ("complete", "refused", "lost")}
+        screen.write_json({**report, "requests": requests, "lost": lost})
+        return int(bool(lost))
+    new = f" by {', '.join(report['replacement'])}" if report["replacement"] else ""
+    seconds = [each.seconds for each in load.results if each.outcome == "complete"]
+    complete = f"{len(seconds)} complete" + (f" (median {median(seconds):.1f} s)" if seconds else "")
+    screen.write(
+        [
+            f"pod {victim}: evicted with {report['openStreams']} open streams, replaced{new} after "
+            f"{report['readySeconds']} s",
+            f"requests: {complete}, {outcomes['refused']} refused before the first token, {len(lost)} lost",
+            *(f"lost on pod {each['pod']}: {each['message']}" for each in lost),
+            screen.paint(f"{len(lost)} requests lost", "red") if lost else screen.paint("no request lost", "green"),
+        ]
+    )
+    return int(bool(lost))
 
 
-def _confirm(options: argparse.Namespace, victim: str) -> None:
-    if options.yes:
-        return
+def _confirm(victim: str, streams: int) -> None:
     if not sys.stdin.isatty():
         raise UsageError("drain-test evicts a pod: confirm it with --yes")
-    print(
-        f"This evicts pod {victim} while {options.streams} streams run. Continue? [y/N] ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
+    words = f"This evicts pod {victim} while {streams} streams run. Continue? [y/N] "
+    print(words, end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise PluginError("not confirmed, so nothing was evicted")
 
 
-def _evict(load: Load, victim: str, before: list[str], timeout: float) -> dict[str, Any]:
-    """Evict a pod and wait until as many are ready as before; return what happened."""
-    _wait(lambda: load.num_open(victim) > 0, SILENCE_SECONDS, f"no stream began on pod {victim}")
-    (pod,) = (pod for pod in load.pods() if pod.name == victim)
-    open_streams = load.num_open(victim)
-    load.cluster.evict(pod)
-    began = time.monotonic()
-    _wait(lambda: _is_gone(load.cluster, pod), timeout, f"pod {victim} still exists")
-    gone = time.monotonic() - began
-    # The cached list of pods may still contain the evicted one.
-    _wait(
-        lambda: len({*load.ready()} - {victim}) >= len(before),
-        max(0.0, timeout - gone),
-        f"fewer than {len(before)} pods are ready after {timeout:g} s",
-    )
+def _evict(load: _Load, victim: str, before: list[str]) -> dict[str, Any]:
+    """Evict a pod, wait until it is gone and as many are ready as before, and return what happened."""
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    while victim not in load.open:
+        failures = [f": {result.message}" for result in load.results if result.pod == victim and result.message]
+        if failures or time.monotonic() > deadline:
+            raise PluginError(f"pod {victim} answers no request, so nothing was evicted{''.join(failures[:1])}")
+        time.sleep(_POLL_SECONDS)
+    open_streams, began = load.open.count(victim), time.monotonic()
+    load.cluster.evict(load.pods[victim])
+    while len(load.ready()) < len(before) or victim in load.pods:
+        if time.monotonic() > began + _REPLACED_SECONDS:
+            raise PluginError(f"pod {victim} is not replaced after {_REPLACED_SECONDS:g} s")
+        time.sleep(_POLL_SECONDS)
     return {
         "evicted": victim,
         "replacement": sorted({*load.ready()} - {*before}),
         "openStreams": open_streams,
-        "goneSeconds": round(gone, 1),
         "readySeconds": round(time.monotonic() - began, 1),
     }
 
 
-def _wait(condition: Callable[[], bool], seconds: float, failure: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise PluginError(failure)
-        time.sleep(POLL_SECONDS / 5)
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """One request. Refused: rejected before the first token, so that a client would try another pod."""
+
+    pod: str
+    outcome: Literal["complete", "refused", "lost"]
+    seconds: float
+    message: str
 
 
-def _is_gone(cluster: Cluster, pod: Pod) -> bool:
-    try:
-        live = cluster.request("GET", POD.path(pod.namespace, pod.name))
-    except KubeError as error:
-        if error.status == 404:
-            return True
-        raise PluginError(str(error)) from error
-    return bool(live["metadata"]["uid"] != pod.uid)
+@dataclass
+class _Load:
+    """Threads that stream completions from the ready pods; `open` has the pod of each open stream."""
 
+    cluster: Cluster
+    name: str
+    body: str
+    headers: dict[str, str]
+    pods: dict[str, Pod] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+    results: list[_Result] = field(default_factory=list)
 
-def _tell(report: dict[str, Any], load: Load, screen: Screen, output: str) -> None:
-    outcomes = Counter(result.outcome for result in load.results)
-    lost = [result for result in load.results if result.outcome == "lost"]
-    if output == "json":
-        requests = {kind: outcomes[kind] for kind in ("complete", "refused", "lost")}
-        failures = [{"pod": result.pod, "message": result.message} for result in lost]
-        screen.write_json({**report, "requests": requests, "lost": failures})
-        return
-    new = f" by {', '.join(report['replacement'])}" if report["replacement"] else ""
-    times = f"gone after {report['goneSeconds']} s, replaced{new} after {report['readySeconds']} s"
-    seconds = median(result.seconds for result in load.results if result.outcome == "complete")
-    complete = f"{outcomes['complete']} complete (median {seconds:.1f} s)"
-    screen.write(
-        [
-            f"pod {report['evicted']}: evicted with {report['openStreams']} open streams, {times}",
-            f"requests: {complete}, {outcomes['refused']} refused before the first token, {len(lost)} lost",
-            *(f"lost on pod {result.pod}: {result.message}" for result in lost),
-            screen.paint(f"{len(lost)} requests lost", "red") if lost else screen.paint("no request lost", "green"),
-        ]
-    )
+    def ready(self) -> list[str]:
+        """List the pods; return the names of those to which a Service sends requests."""
+        self.pods = {pod.name: pod for pod in self.cluster.pods(self.name)}
+        return self._ready()
+
+    def _ready(self) -> list[str]:
+        return [name for name, pod in self.pods.items() if pod.is_ready and not pod.is_terminating]
+
+    @contextmanager
+    def running(self, streams: int) -> Iterator[None]:
+        """Keep this number of streams open; at the end, wait for the last ones."""
+        stopped = Event()
+
+        def work() -> None:
+            while not stopped.wait(_POLL_SECONDS / 2):
+                if ready := self._ready():
+                    self.results.append(self._send(random.choice(ready)))
+
+        workers = [Thread(target=work, daemon=True) for _ in range(streams)]
+        for worker in workers:
+            worker.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            for worker in workers:
+                worker.join()
+
+    def _send(self, pod: str) -> _Result:
+        began = time.monotonic()
+        outcome: Literal["complete", "refused", "lost"] = "lost"
+        try:
+            connection = self.cluster.connection(self.cluster.namespace, pod, HTTP_PORT, _SILENCE_SECONDS)
+            with closing(connection):
+                connection.request("POST", "/v1/completions", self.body, self.headers)
+                answer = connection.getresponse()
+                if answer.status == 200:
+                    fault = self._read(pod, answer)
+                    outcome = "lost" if fault else "complete"
+                else:
+                    fault = f"{answer.status}: {' '.join(answer.read().decode(errors='replace').split())[:200]}"
+                    outcome = "refused" if answer.status in (429, 503) else "lost"
+        except PluginError as error:  # no connection, so no pod received the request
+            outcome, fault = "refused", str(error)
+        except (OSError, http.client.HTTPException) as error:
+            fault = f"the connection broke: {error or type(error).__name__}"
+        return _Result(pod, outcome, time.monotonic() - began, fault)
+
+    def _read(self, pod: str, answer: http.client.HTTPResponse) -> str:
+        """Read a stream to its end; return what is wrong with it, else an empty string."""
+        pieces, ended = 0, False
+        self.open.append(pod)
+        try:
+            for data in (line[5:].strip() for line in answer if line.startswith(b"data:")):
+                if data == b"[DONE]":
+                    ended = True
+                elif "error" in (event := json.loads(data)):
+                    return f"error in the stream: {event['error'].get('message')}"
+                else:
+                    pieces += 1
+        finally:
+            self.open.remove(pod)
+        return "" if ended else f"the stream was cut after {pieces} pieces"

@@ -87,7 +87,9 @@ def _row(change: str, files: str, number: str) -> Row:
 
 @cache
 def words(file: Path) -> frozenset[str]:
-    """Return the names and the string constants of a module, without what docstrings and comments mention."""
+    """Return the names and strings of a module, without docstrings and comments, or the keys of a data file."""
+    if file.suffix == ".yaml":
+        return frozenset(re.findall(r"^ *(\w+):", file.read_text(), re.MULTILINE))
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         found |= {
@@ -102,7 +104,7 @@ def words(file: Path) -> frozenset[str]:
 
 def touched(pattern: str) -> set[str]:
     """Return the files of the product that contain a word that matches."""
-    files = (file for folder in PRODUCT for file in (ROOT / folder).rglob("*.py"))
+    files = (file for folder in PRODUCT for kind in ("py", "yaml") for file in (ROOT / folder).rglob(f"*.{kind}"))
     return {str(file.relative_to(ROOT)) for file in files if any(re.fullmatch(pattern, word) for word in words(file))}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from fastgen_operator.autoscale.supply import StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_view import view_of
-from fastgen_operator.plugin.remedies import remedy
 from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
+from fastgen_operator.status.reasons import remedy
 
 # The default of spec.startupDeadlineSeconds.
 _DEADLINE = 1800.0

@@ -1,4 +1,4 @@
-"""Generate the reference page of the commands, and remedies.json.
+"""Generate the reference page of the commands, and the tables of reasons in docs/operations.md.
 
 Run `python -m fastgen_operator.plugin.reference --write`.
 """
@@ -6,13 +6,12 @@ Run `python -m fastgen_operator.plugin.reference --write`.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Final
 
 from fastgen_operator.api.crd import print_or_write
 from fastgen_operator.plugin.main import parser
-from fastgen_operator.plugin.remedies import DATA, PAGE, remedies_of
+from fastgen_operator.status.reasons import PAGE, page_with_reasons
 
 PAGE_PATH: Final = Path("docs/reference/kubectl-fastgen.md")
 
@@ -66,15 +65,10 @@ def _help(action: argparse.Action) -> str:
     return str(action.help or "").replace("%(default)s", str(action.default)).replace("|", "\\|")
 
 
-def remedies_text() -> str:
-    """Return the text of remedies.json."""
-    return json.dumps(remedies_of(PAGE.read_text()), indent=2, ensure_ascii=False) + "\n"
-
-
 def main() -> None:
-    """Print the page, or write both files with `--write`."""
-    description = "Generate the reference of kubectl fastgen, and its remedies for the reasons of conditions."
-    print_or_write(description, {PAGE_PATH: commands_page(), DATA: remedies_text()})
+    """Print the page, or write both pages with `--write`."""
+    description = "Generate the reference of kubectl fastgen, and the tables of the reasons of conditions."
+    print_or_write(description, {PAGE_PATH: commands_page(), PAGE: page_with_reasons(PAGE.read_text())})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/capacity.md list exactly the reasons that the operator can set."""
+"""reasons.yaml, and so docs/operations.md, and docs/capacity.md list exactly the reasons that the operator can set."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import fastgen_operator
 from fastgen_operator.autoscale.supply import PodState
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import ORDER
+from fastgen_operator.status.reasons import all_reasons, page_with_reasons
 
 CODE = Path(fastgen_operator.__file__).parent
 CONDITIONS = CODE / "status" / "conditions"
@@ -144,24 +145,10 @@ def test_every_condition_has_a_section() -> None:
     assert sorted(re.findall(r"^### (?!FastGen)(\w+)$", page, flags=re.MULTILINE)) == sorted(ORDER)
 
 
-def test_every_reason_of_a_condition_is_documented_beside_it() -> None:
-    """The documentation of each condition lists its reasons. Progressing lists those of pod failures."""
-    words = {word for path in CONDITIONS.glob("*.py") for word in re.findall(r"\w+", path.read_text())}
-    assert sorted(reasons_in_code() - words - _changes()) == []
-
-
-def _changes() -> set[str]:
-    """Return reasons of the autoscaler's changes, which are in the status' history and in no condition."""
-    paths = (CODE / "autoscale" / name for name in ("decision.py", "rules/needs.py"))
-    return {word for path in paths for word in re.findall(r"\w+", path.read_text())}
-
-
-def documented(kind: str) -> set[str]:
-    """Return the reasons in the documentation of the condition's module."""
-    text = ast.get_docstring(ast.parse(module_of(kind).read_text()))
-    assert text is not None
-    assert kind in text
-    return set(re.findall(r"\w+", text)) & reasons_in_code()
+def test_the_tables_of_the_page_are_generated() -> None:
+    assert page_with_reasons(PAGE.read_text()) == PAGE.read_text(), "run make generate"
+    edited = PAGE.read_text().replace("| `AllScheduled` | True |", "| `AllScheduled` | False |")
+    assert page_with_reasons(edited) == PAGE.read_text()
 
 
 def module_of(kind: str) -> Path:
@@ -169,27 +156,15 @@ def module_of(kind: str) -> Path:
     return CONDITIONS / f"{name}.py"
 
 
-def rows(kind: str) -> dict[str, str]:
-    """Return the rows of the condition's section by reason."""
-    _, _, rest = PAGE.read_text().partition(f"\n### {kind}\n")
-    section = re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    return {match[1]: match[0] for match in re.finditer(r"^\| `([A-Z]\w+)` \|.*$", section, re.MULTILINE)}
-
-
 @pytest.mark.parametrize("kind", ORDER)
-def test_the_section_of_a_condition_has_its_reasons_and_other_sections_name_those_that_they_share(kind: str) -> None:
-    own, shared = rows(kind), {}
-    for other in ORDER:
-        for reason, row in rows(other).items():
-            if f"Also a reason of {kind}" in row or "Also a reason of other conditions" in row:
-                shared[reason] = row
-    assert sorted(documented(kind) - own.keys() - shared.keys()) == [], "not on the page"
-    assert sorted(own.keys() - documented(kind)) == [], "not in the documentation of the condition"
-
-
-@pytest.mark.parametrize("kind", ORDER)
-def test_the_documentation_of_a_condition_has_the_reasons_that_its_code_sets(kind: str) -> None:
-    assert sorted(reasons_by_file()[module_of(kind)] - documented(kind)) == []
+def test_a_condition_has_the_reasons_that_its_code_sets_and_others_name_those_that_they_share(kind: str) -> None:
+    shared = {
+        name
+        for reasons in all_reasons().values()
+        for name, reason in reasons.items()
+        if f"Also a reason of {kind}" in reason.meaning or "Also a reason of other conditions" in reason.meaning
+    }
+    assert sorted(reasons_by_file()[module_of(kind)] - all_reasons()[kind].keys() - shared) == []
 
 
 def statuses(kind: str) -> set[tuple[str, str]]:
@@ -206,8 +181,8 @@ def statuses(kind: str) -> set[tuple[str, str]]:
 def test_each_reason_has_the_status_on_the_page_that_the_code_sets(kind: str) -> None:
     found = statuses(kind)
     assert found, "the search finds nothing any more"
-    shown = {reason: row.split("|")[2].strip() for reason, row in rows(kind).items()}
-    assert [pair for pair in sorted(found) if shown.get(pair[0], pair[1]) != pair[1]] == []
+    shown = all_reasons()[kind]
+    assert [pair for pair in sorted(found) if pair[0] in shown and shown[pair[0]].status != pair[1]] == []
 
 
 def test_every_reason_of_an_event_is_on_the_page() -> None:

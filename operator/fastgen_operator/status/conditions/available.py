@@ -1,8 +1,7 @@
 """The condition Available: whether all desired replicas of the current template are ready. Source: the pods.
 
-True: AllReplicasReady; ScaledToZero (no replicas are desired); ScalingUp (replicas added by the autoscaler wait for a
-node or start for the first time, and at least spec.autoscaling.minReplicas are ready). False: ReplicasNotReady.
-Unknown: NotObserved, WaitingForModel.
+Replicas that the autoscaler added do not count while they wait for a node or start for the first time, if at least
+spec.autoscaling.minReplicas are ready.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """The condition ModelCached: whether the model is downloaded.
 
-Source: the download container of the Job's pod, or of each engine pod.
-True: Cached; NotNeeded (the model is in the image or in the user's claim, or no pod that would download it is desired).
-Unknown: Downloading. False, with the last line of the download's log, until the next attempt: SourceNotFound,
-AccessDenied, VolumeFull, SecretNotFound, DownloadFailed (any other cause: the source is unreachable, the image cannot
-be pulled, the node is lost). False, because the download has not started: VolumeNotBound, FailedMount,
-FailedAttachVolume, FailedCreatePodSandBox. Of the download Job also: VolumeOnOneNode (the node of the replicas, which
-hold the ReadWriteOnce volume, does not accept it), Unschedulable, FailedCreate (the API server rejects it),
-SchedulingGated and JobSuspended (both for example by Kueue). Engine pods without a node are reported by PodsScheduled.
-A failed download is resumed automatically after at most five minutes.
+Source: the download container of the Job's pod, or of each engine pod. After a failure, the condition is False until
+the next attempt. Engine pods without a node are reported by PodsScheduled. A failed download is resumed automatically
+after at most five minutes.
 """
 
 from __future__ import annotations

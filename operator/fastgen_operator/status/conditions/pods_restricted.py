@@ -2,8 +2,6 @@
 
 Source: the Deployment's template. The generated pods comply, so the condition is absent without spec.podTemplate.
 Violations do not block the rollout; a namespace that enforces the standard rejects the pods, which Progressing reports.
-True: Restricted. False: PodTemplateNotRestricted (lists each violation). Unknown: NotObserved and WaitingForModel
-(there is no Deployment yet).
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The condition PodsScheduled: whether the pods of the current template are scheduled.
 
 Source: the PodScheduled conditions of the pods.
-True: AllScheduled, ScaledToZero. False: VolumeOnOneNode (the node of the ReadWriteOnce volume does not accept the pod),
-InsufficientGPU (the scheduler's message names the GPU resource), Unschedulable (any other cause), SchedulingGated (a
-scheduling gate, for example Kueue's, holds pods back). Unknown: NoPods (no pod exists yet), WaitingForScheduler.
 """
 
 from __future__ import annotations

@@ -1,27 +1,9 @@
 """The condition Progressing: whether the children match the spec or are progressing towards it.
 
-Sources: the result of the operator's own writes,
-the Deployment, and the pods' containers. The first of these that applies is set.
-
-Unknown: NotObserved (the Deployment controller has not yet observed the latest spec), WaitingForModel (the Deployment
-is created when the model is downloaded).
-False, because of the operator's own writes: InvalidSpec (too deep or too large, or the CRD and the operator have
-different versions), UnreadableChild (a child is too deep or too large to be read), NameTaken (an object of another
-owner has the name of a child), PodTemplateRefused (spec.podTemplate or spec.scheduling.affinity
-is invalid or breaks the engine; the pod template stays unchanged), InvalidSchedule (a schedule of spec.autoscaling is
-ignored), ApplyRefused (with the API server's messages; the other children are applied), Contended (another writer keeps
-changing a child), ReconcileFailed (with the first error, after three seconds of failed reconciles).
-False, because of the rollout: DeploymentPaused (the Deployment was paused before the rollout completed).
-False, because of a pod of the current template, with its last log line: ImagePullBackOff, ContainerNotCreated,
-FailedMount, FailedAttachVolume and FailedCreatePodSandBox (from the pod's Events), OutOfMemory (with the memory limit),
-BadConfiguration (exit code 2), DeviceFailed (3: the GPU or its driver), EngineHung (4: no step finished in time),
-StartupDeadlineExceeded, CrashLoopBackOff. DeviceFailed and EngineHung stay until the pod that replaces the failed one
-is ready. After three crashes, the reason stays for ten minutes after the last one, even if the pod is ready in the
-meantime.
-False, because of all pods: PodsFailed (repeatedly evicted or rejected by their nodes), ReplicaFailure (the API server
-rejects new pods, for example by quota or admission), ProgressDeadlineExceeded (none of the above, but no progress for
-spec.rollout.progressDeadlineSeconds).
-True: RollingOut, RolloutComplete.
+Sources: the operator's own writes, then whether the Deployment's rollout is stopped, then the pods of the current
+template (with an Event or the last log line), then all pods. The first that applies is set. DeviceFailed and
+EngineHung stay until the pod that replaces the failed one is ready; after three crashes, a reason stays for ten
+minutes, even if the pod is ready in the meantime.
 """
 
 from __future__ import annotations

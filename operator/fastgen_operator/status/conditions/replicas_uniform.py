@@ -1,8 +1,7 @@
 """The condition ReplicasUniform: whether all replicas are about equally fast.
 
-Source: the engines' step times and throughput. True: NoStragglers. False: Stragglers (a replica has less than half of
-the median capacity; it counts again from 60 %). Unknown: NotObserved (no replica has been measured yet). After an
-operator restart, the previous condition is kept until then.
+Source: the engines' step times and throughput. A straggler has less than half of the median capacity; it counts again
+from 60 %. After an operator restart, the previous condition is kept until a replica was measured.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
 """The condition ScalingActive: whether the replicas follow the load. Source: the autoscaler's last decision.
 
-True: Active. False: ScalingDisabled (no spec.autoscaling), DryRun (a number is only recommended).
-False, the number of replicas is held: NoReadyReplicas (no load can be measured), NoMetrics (no ready replica has
-returned usable metrics since the operator started), MetricsStale (more than half of them have not for three scrapes),
-CapacityUnknown (there is load, but the engines have not measured their speed yet), HoldAfterRestart (fewer replicas
-would suffice, but the operator has not observed a full scale-down window since its start).
-Unknown: NotObserved (no decision yet). After an operator restart, the previous condition is kept until the first
-decision.
+After an operator restart, the previous condition is kept until the first decision.
 """
 
 from __future__ import annotations

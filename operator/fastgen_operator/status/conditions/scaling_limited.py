@@ -1,10 +1,7 @@
 """The condition ScalingLimited: whether a bound or rate limit overrides the replicas that the load requires.
 
-Source: the autoscaler's last decision. True: VolumeOnOneNode (the node of the ReadWriteOnce volume has no room for
-another replica), TooManyReplicas (maxReplicas; stays True until the load of a full scale-down window fits),
-TooFewReplicas (minReplicas or a schedule), RateLimited (scaling up continues as scaleUp allows). False: WithinBounds,
-ScalingDisabled (no spec.autoscaling). Unknown: NotObserved (no decision yet). After an operator restart, the previous
-condition is kept until the first decision.
+Source: the autoscaler's last decision. TooManyReplicas stays True until the load of a full scale-down window fits.
+After an operator restart, the previous condition is kept until the first decision.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The condition TemplateUnmodified: whether only the operator sets fields of the pods' spec in the Deployment.
 
-Sources: its managedFields, and a comparison with what the operator applied. Absent unless there are others. False:
-ForeignFields (lists the fields that other managers added, with the managers; the operator removes those that decide
-where the pods run or what the engine does), RewrittenByWebhook (lists the fields that an admission webhook or policy
-changes in every write; the operator leaves them).
+Sources: its managedFields, and a comparison with what the operator applied. Absent unless there are others. The
+operator removes foreign fields that decide where the pods run or what the engine does, and leaves what admission
+rewrites.
 """
 
 from __future__ import annotations

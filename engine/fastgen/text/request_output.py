@@ -10,7 +10,7 @@ import msgspec
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.link.messages import TokenOutput
-from fastgen.text.output import OutputText
+from fastgen.text.output_text import OutputText
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer
 

@@ -2,7 +2,7 @@
 
 Special tokens have no text in an output, so a stop string such as `<|im_end|>` would never match. Each hidden token
 that a stop string names is therefore written into the searched text as a mark: one character that no decoded text
-contains. Marks never leave `fastgen.text.output`.
+contains. Marks never leave `fastgen.text.output_text`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastgen.core.request import Request, SamplingParams
-from fastgen.text.output import OutputText
+from fastgen.text.output_text import OutputText
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer
 

@@ -22,10 +22,9 @@ class OfferedTool:
 
     Attributes:
         strict: whether each call must match the schema, even one that the model is free to make.
-        required: whether it is one of the functions of which one must be called.
-        must_hold: whether a request whose schema cannot be enforced is rejected.
-        enforced: whether calls match the schema where they are enforced at all; otherwise any object may be the
-            arguments.
+        required: whether it is one of the functions of which the model must call one.
+        must_hold: whether the request is rejected if the schema cannot be enforced.
+        enforced: whether a grammar of calls has the schema; if not, any object may be the arguments.
     """
 
     name: str

@@ -336,6 +336,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "reference to another document": ({"$ref": "https://example.org/x"}, "example.org"),
     "reference to nothing": ({"$ref": "#/$defs/x"}, "refers to nothing"),
+    "reference to itself": (
+        {
+            "type": "array",
+            "prefixItems": [{}],
+            "items": {"$ref": "#/$defs/a"},
+            "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}},
+        },
+        "refers to itself",
+    ),
     "unknown type": ({"type": "strin"}, "type: 'strin' is not one of"),
     "type of draft 3 that matches anything": ({"type": "any"}, "type: 'any' is not one of"),
     "type of draft 3 that is a schema": ({"type": ["string", {"type": "integer"}]}, "type: must be the name"),

@@ -15,7 +15,7 @@ from fastgen.text.schemas import keywords
 from fastgen.text.schemas.alternatives import exclusive
 from fastgen.text.schemas.errors import SchemaError, within
 from fastgen.text.schemas.numbers import BOUNDS, check_steps, check_value, float_bounds, integer_bounds, step
-from fastgen.text.schemas.references import References, check_base
+from fastgen.text.schemas.references import References, check_base, check_recursion
 
 # Deepest nesting of schemas within schemas. The library reads 128 levels of JSON, and a schema takes up to two.
 _MOST_LEVELS = 48
@@ -83,6 +83,7 @@ class _Normalizer:
         while self._referenced:
             name, target, place = self._referenced.pop()
             self._definitions[name] = self.schema(target, place, 0)
+        check_recursion(self._definitions)
         if self._merges:
             check_steps(self._steps)
         for schema, place in self._one_ofs:  # now that all that they refer to is known

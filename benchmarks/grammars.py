@@ -18,7 +18,7 @@ import numpy as np
 from fastgen.core.request import Grammar
 from fastgen.kernels.cpu import environment
 from fastgen.model.source import ModelSource
-from fastgen.text.constraints import GrammarFactory
+from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 
 SCHEMA = {
@@ -34,7 +34,7 @@ SCHEMA = {
 }
 
 
-def measure(factory: GrammarFactory, words: int, sequences: int, steps: int) -> list[tuple[float, float]]:
+def measure(factory: CompiledGrammars, words: int, sequences: int, steps: int) -> list[tuple[float, float]]:
     """Return for each step the milliseconds of its masks, one by one and at once."""
     grammar, source = Grammar(kind="json_schema", text=json.dumps(SCHEMA)), random.Random(0)
     pairs = [(factory(grammar), factory(grammar)) for _ in range(sequences)]
@@ -70,7 +70,7 @@ def main() -> None:
     given = parser.parse_args()
     source = ModelSource.open(given.model)
     tokenizer, shape = Tokenizer.load(source.tokenizer), source.architecture
-    factory = GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids, num_threads=given.threads)
+    factory = CompiledGrammars(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids, num_threads=given.threads)
     print(
         f"vocabulary {shape.vocab_size}, {given.threads} threads\nsequences  one by one   at once  ratio  (ms, median)"
     )

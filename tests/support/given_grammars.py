@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from fastgen.core.constraint import Constraint, NewConstraint
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import Grammar
 
 
@@ -15,8 +15,8 @@ class Given:
     def __init__(self, *constraints: Constraint) -> None:
         self.left = list(constraints)
 
-    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
-        compiled, constraint = Future[NewConstraint](), self.left.pop(0)
+    def compile(self, _grammar: Grammar) -> Future[Callable[[], Constraint]]:
+        compiled, constraint = Future[Callable[[], Constraint]](), self.left.pop(0)
         compiled.set_result(lambda: constraint)
         return compiled
 

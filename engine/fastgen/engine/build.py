@@ -14,7 +14,7 @@ from fastgen.kernels.cpu import environment
 from fastgen.link.messages import EngineInfo
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
-from fastgen.text.constraints import GrammarFactory
+from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def build_engine(
     """
     runner = load_runner(source, config, on_progress)
     config, step_times = calibrate(runner, config, on_progress)
-    grammars = GrammarFactory(
+    grammars = CompiledGrammars(
         load_tokenizer, runner.vocab_size, runner.eos_token_ids, num_threads=environment.usable_cpus()
     )
     engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(step_times))

@@ -15,7 +15,6 @@ import numpy as np
 
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
-from fastgen.core.constraint import Grammars, NewConstraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
@@ -29,6 +28,7 @@ from fastgen.model import first_line
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.device_errors import is_out_of_memory, release_cached_memory
 from fastgen.runner.interface import Mask, Runner, Ticket
+from fastgen.text.grammars.compiled import CompiledGrammar, CompiledGrammars
 
 log = logging.getLogger("fastgen.engine.core")
 
@@ -114,7 +114,7 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = time.monotonic,
         *,
-        grammars: Grammars | None = None,
+        grammars: CompiledGrammars | None = None,
         step_model: StepModel | None = None,
     ) -> None:
         self._runner = runner
@@ -135,7 +135,7 @@ class Engine:
         self._in_flight: deque[_Launched] = deque()
         self._last_settled = 0.0
         self._sequences: dict[str, Sequence] = {}
-        self._compiling: dict[str, Future[NewConstraint]] = {}  # grammars by request id
+        self._compiling: dict[str, Future[CompiledGrammar]] = {}  # grammars by request id
         self._num_added = 0
         self._seeds = random.SystemRandom()
 
@@ -344,7 +344,7 @@ class Engine:
         num_finished = sum(output.finish_reason is not None for output in outputs)
         return StepReport(outputs, stats or StepStats(), state, self.step_model.coefficients, trace, num_finished)
 
-    def _compile(self, grammar: Grammar | None) -> Future[NewConstraint] | None:
+    def _compile(self, grammar: Grammar | None) -> Future[CompiledGrammar] | None:
         if grammar is None:
             return None
         if self._grammars is None:

@@ -19,8 +19,8 @@ from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 from fastgen.text.chat_template import ChatTemplateError
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.message_form import Message
-from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput
 from fastgen.text.stop_strings import given_stop_strings
@@ -78,7 +78,7 @@ class LLM:
         self.max_model_length = loaded.info.max_model_length
         self.default_sampling = SamplingParams(**defaults)
         self._reply_tokens = int(defaults.get("max_tokens", self.max_model_length))
-        self._rehearsals = Rehearsals(tokenizer)
+        self._grammar_checker = GrammarChecker(tokenizer)
         self._ids = itertools.count()
         self._running: dict[str, RequestOutput] = {}
         self._pending: list[tuple[RequestOutput, OutputDelta]] = []
@@ -184,7 +184,7 @@ class LLM:
     def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: str | Sequence[str]) -> RequestOutput:
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if sampling.grammar is not None:
-            self._rehearsals.check(sampling.grammar)
+            self._grammar_checker.check(sampling.grammar)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
         return RequestOutput(
             request, self.tokenizer, RenderedRequest(requests=[request], stop=given_stop_strings(stop))

@@ -33,6 +33,7 @@ from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.ui import routes as ui
 from fastgen.server.ui.step_feed import StepFeed
+from fastgen.text.grammars.checker import CheckerUnavailable
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
@@ -105,7 +106,7 @@ def _endpoints(service: Service) -> FastAPI:
             _record_rejection(service, error)
         return error.response()
 
-    for kind in (APIError, RequestError, HTTPException, Exception):
+    for kind in (APIError, RequestError, CheckerUnavailable, HTTPException, Exception):
         app.add_exception_handler(kind, respond)
     return app
 

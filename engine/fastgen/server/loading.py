@@ -12,10 +12,10 @@ from fastgen.model.generation_defaults import GenerationDefaults, generation_def
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.task import ServedTask
 from fastgen.text import reranker
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.reasoning import ReasoningFormat, reasoning_format
 from fastgen.text.tokenizer import Tokenizer

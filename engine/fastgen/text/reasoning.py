@@ -13,7 +13,7 @@ from enum import Enum
 
 from fastgen.config import ConfigError
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import escaped, json_body
+from fastgen.text.grammars.lark import escaped, json_body
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tokenizer import Tokenizer
 

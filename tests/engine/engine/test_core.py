@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.core.constraint import NewConstraint
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
 from fastgen.core.stats import StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
@@ -217,9 +218,9 @@ def test_a_grammar_sees_each_generated_token_once() -> None:
 class Compiling(Given):
     """Grammars that are compiled when the test says so."""
 
-    futures: list[Future[NewConstraint]] = field(default_factory=list)
+    futures: list[Future[Callable[[], Constraint]]] = field(default_factory=list)
 
-    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
+    def compile(self, _grammar: Grammar) -> Future[Callable[[], Constraint]]:
         self.futures.append(Future())
         return self.futures[-1]
 

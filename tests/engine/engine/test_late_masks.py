@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import pytest
 
-from fastgen.core.constraint import Constraint, NewConstraint
+from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
 from support.simulation import SimulatedRunner, make_engine, solo
 
@@ -53,8 +53,8 @@ class Late:
         self._all = constraints
         self._left = list(constraints)
 
-    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
-        compiled, constraint = Future[NewConstraint](), self._left.pop(0)
+    def compile(self, _grammar: Grammar) -> Future[Callable[[], Constraint]]:
+        compiled, constraint = Future[Callable[[], Constraint]](), self._left.pop(0)
         compiled.set_result(lambda: constraint)
         return compiled
 

@@ -16,7 +16,7 @@ from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
-from fastgen.text.constraints import GrammarFactory
+from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 from support.driving import FewBlocks, load
 
@@ -58,7 +58,7 @@ class Structured:
 
     runner: ModelRunner
     tokenizer: Tokenizer
-    grammars: GrammarFactory
+    grammars: CompiledGrammars
 
     def prompt(self, number: int) -> list[int]:
         """Return a prompt of nearly one block, so that most generations need a second one."""
@@ -90,7 +90,7 @@ def structured(small_model: Path) -> Structured:
     runner = load(small_model, kv_cache_memory=8 << 20)
     tokenizer = Tokenizer.load(ModelSource.open(str(small_model)).tokenizer)
     shape = runner.architecture
-    return Structured(runner, tokenizer, GrammarFactory(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids))
+    return Structured(runner, tokenizer, CompiledGrammars(lambda: tokenizer, shape.vocab_size, shape.eos_token_ids))
 
 
 def schema(value: dict[str, Any], **settings: Any) -> SamplingParams:

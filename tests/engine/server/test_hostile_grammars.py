@@ -126,7 +126,7 @@ def children(pid: int, name: bytes) -> list[int]:
 
 def rehearsing(server: Serving) -> list[int]:
     """Return the processes of a server that rehearse grammars, without their forks."""
-    return children(server.process.pid, b"rehearsal_process")
+    return children(server.process.pid, b"checker_process")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -141,7 +141,7 @@ def test_the_process_that_rehearses_is_started_by_the_first_grammar_and_ends_wit
         (pid,) = rehearsing(server)
         server.signal(number)
         server.wait_exit()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or b"rehearsal" not in _command(pid), "it has ended")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or b"checker" not in _command(pid), "it has ended")
 
 
 def _command(pid: int) -> bytes:

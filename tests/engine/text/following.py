@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import llguidance
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import compile_grammar, limits, vocabulary_tables
+from fastgen.text.grammars.compiler import compile_grammar, vocabulary_tables
+from fastgen.text.grammars.limits import limits
 
 _END = 256
 _CLOSING = b'"}]'

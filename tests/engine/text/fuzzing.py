@@ -23,9 +23,10 @@ from engine.text.following import DeadEnd, TooComplex, byte_tables, follow
 from engine.text.matching import byte_tokenizer
 from engine.text.random_grammars import RandomGrammars
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text.grammar import compile_grammar, limits
-from fastgen.text.large_stacks import large_stack_threads
-from fastgen.text.rehearsals import RehearsalError, Rehearsals
+from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
+from fastgen.text.grammars.compiler import compile_grammar
+from fastgen.text.grammars.large_stacks import large_stack_threads
+from fastgen.text.grammars.limits import limits
 
 _MATCHES = 4
 # Processor time of one grammar: limits end its rehearsal and its matches before. Elapsed time says little on a busy
@@ -51,7 +52,7 @@ class Fuzzer:
     """Tries grammars over a vocabulary of bytes."""
 
     def __init__(self) -> None:
-        self._rehearsals = Rehearsals(byte_tokenizer(None))
+        self._rehearsals = GrammarChecker(byte_tokenizer(None))
         self._threads = large_stack_threads(1, "fuzzing")
         self.outcomes = Outcomes()
 
@@ -66,7 +67,7 @@ class Fuzzer:
             self.outcomes.add(seed, f"{grammar.kind} refused{' by a limit' if is_killed else ''}")
             if "cannot be checked" in str(error):
                 self.outcomes.add(seed, "defect", grammar.text)
-        except RehearsalError as error:
+        except CheckerUnavailable as error:
             self.outcomes.add(seed, "unavailable", str(error))
         else:
             self._threads.submit(self._follow, seed, grammar).result()

@@ -9,15 +9,15 @@ import numpy as np
 
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Grammar
-from fastgen.text import constraints as constraints_module
-from fastgen.text.constraints import GrammarFactory
+from fastgen.text.grammars import compiled as compiled_module
+from fastgen.text.grammars.compiled import CompiledGrammars
 
 
 def main(mebibytes: int, count: int) -> None:
     """Begin `count` generations of about 11 MiB each, of which all are kept, with `mebibytes` for them together."""
-    constraints_module.MOST_BYTES = mebibytes << 20
+    compiled_module.MOST_BYTES = mebibytes << 20
     tokenizer = byte_tokenizer(None)
-    factory = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [END], num_threads=2)
+    factory = CompiledGrammars(lambda: tokenizer, tokenizer.vocab_size, [END], num_threads=2)
     plain, num_tokens = factory(Grammar(kind="regex", text="a+")), 0
     masks = np.zeros((2, -(-tokenizer.vocab_size // 32)), np.uint32)
     heavy, most, before = [], 0, _resident()

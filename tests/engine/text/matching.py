@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 
 from fastgen.core.request import Grammar
 from fastgen.text.chat_template import ChatTemplate
-from fastgen.text.constraints import GrammarFactory
+from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary, byte_alphabet
 
@@ -26,7 +26,7 @@ def byte_tokenizer(template: ChatTemplate | None, *special: str) -> Tokenizer:
 
 def matches(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
     """Return whether the grammar allows `text`, token by token, and an end after it."""
-    constraint = GrammarFactory(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)
+    constraint = CompiledGrammars(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)
     for token in [*tokenizer.encode(text, add_special_tokens=False), END]:
         mask = memoryview(bytearray(4 * ((tokenizer.vocab_size + 31) // 32))).cast("I")
         constraint.fill_mask(mask)

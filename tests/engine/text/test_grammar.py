@@ -19,10 +19,12 @@ import pytest
 
 from engine.text.following import compiled
 from fastgen.core.request import FinishReason, Grammar, RequestError
-from fastgen.text import constraints as constraints_module
-from fastgen.text.constraints import GrammarConstraint, GrammarFactory
-from fastgen.text.grammar import MOST_GRAMMAR_BYTES
-from fastgen.text.rehearsals import Rehearsals
+from fastgen.text.grammars import compiled as compiled_module
+from fastgen.text.grammars import matcher as matcher_module
+from fastgen.text.grammars.checker import GrammarChecker
+from fastgen.text.grammars.compiled import CompiledGrammars
+from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
+from fastgen.text.grammars.matcher import GrammarMatcher
 from fastgen.text.tokenizer import Tokenizer
 
 VOCABULARY = 49152
@@ -30,25 +32,25 @@ ENDS = (0, 2)
 
 
 @pytest.fixture(scope="module")
-def factory(smollm2: Tokenizer) -> GrammarFactory:
-    return GrammarFactory(lambda: smollm2, VOCABULARY, ENDS)
+def factory(smollm2: Tokenizer) -> CompiledGrammars:
+    return CompiledGrammars(lambda: smollm2, VOCABULARY, ENDS)
 
 
 @pytest.fixture(scope="module")
-def rehearsals(smollm2: Tokenizer) -> Iterator[Rehearsals]:
-    found = Rehearsals(smollm2)
+def rehearsals(smollm2: Tokenizer) -> Iterator[GrammarChecker]:
+    found = GrammarChecker(smollm2)
     yield found
     found.close()
 
 
-def allowed(constraint: GrammarConstraint, vocabulary: int = VOCABULARY) -> list[int]:
+def allowed(constraint: GrammarMatcher, vocabulary: int = VOCABULARY) -> list[int]:
     mask = np.zeros(-(-vocabulary // 32), np.uint32)
     constraint.fill_mask(mask.data)
     tokens: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
     return tokens
 
 
-def follow(constraint: GrammarConstraint, source: random.Random, *, most: int = 400) -> list[int]:
+def follow(constraint: GrammarMatcher, source: random.Random, *, most: int = 400) -> list[int]:
     """Return the tokens of a random match without its end token. An allowed end is chosen half of the time."""
     tokens: list[int] = []
     while len(tokens) < most:
@@ -102,7 +104,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.get("type", "recursive"))
 def test_any_choice_of_allowed_tokens_satisfies_the_schema(
-    schema: dict[str, Any], factory: GrammarFactory, smollm2: Tokenizer, rehearsals: Rehearsals
+    schema: dict[str, Any], factory: CompiledGrammars, smollm2: Tokenizer, rehearsals: GrammarChecker
 ) -> None:
     grammar = Grammar(kind="json_schema", text=json.dumps(schema))
     rehearsals.check(grammar)
@@ -111,7 +113,7 @@ def test_any_choice_of_allowed_tokens_satisfies_the_schema(
         jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
 
 
-def test_json_object_allows_any_object(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_json_object_allows_any_object(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     constraint = factory(Grammar(kind="json_object"))
     for token in smollm2.encode('{"a": [1, {"b": null}], "ü": "\\n"}', add_special_tokens=False):
         assert token in allowed(constraint)
@@ -124,34 +126,34 @@ def test_json_object_allows_any_object(factory: GrammarFactory, smollm2: Tokeniz
     "pattern", ["(yes|no|maybe)", r"[a-z]{3,8}@[a-z]{2,5}\.(com|org)", "[α-ω]{2,6}", "(🙂|🚀){1,3}"]
 )
 def test_any_choice_of_allowed_tokens_matches_the_regular_expression(
-    pattern: str, factory: GrammarFactory, smollm2: Tokenizer
+    pattern: str, factory: CompiledGrammars, smollm2: Tokenizer
 ) -> None:
     for seed in range(5):
         text = smollm2.decode(follow(factory(Grammar(kind="regex", text=pattern)), random.Random(seed)))
         assert re.fullmatch(pattern, text)
 
 
-def test_a_lark_grammar_is_enforced(factory: GrammarFactory, smollm2: Tokenizer, rehearsals: Rehearsals) -> None:
+def test_a_lark_grammar_is_enforced(factory: CompiledGrammars, smollm2: Tokenizer, rehearsals: GrammarChecker) -> None:
     grammar = Grammar(kind="lark", text='start: sum\nsum: NUMBER ("+" NUMBER){1,3}\nNUMBER: /[1-9][0-9]{0,2}/')
     rehearsals.check(grammar)
     text = smollm2.decode(follow(factory(grammar), random.Random(1)))
     assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", text)
 
 
-def test_special_tokens_do_not_match_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_special_tokens_do_not_match_text(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     tokens = allowed(factory(Grammar(kind="regex", text="[^x]{1,200}")))
     assert tokens
     assert smollm2.special_token_ids.isdisjoint(tokens)
 
 
-def test_logit_columns_without_a_token_are_never_allowed(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_logit_columns_without_a_token_are_never_allowed(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     grammar = Grammar(kind="regex", text="[^x]{1,200}")
     for missing in (1, 50):
-        padded = GrammarFactory(lambda: smollm2, VOCABULARY + missing, ENDS)
+        padded = CompiledGrammars(lambda: smollm2, VOCABULARY + missing, ENDS)
         assert allowed(padded(grammar), VOCABULARY + missing) == allowed(factory(grammar))
 
 
-def test_forced_text_uses_the_tokenizers_tokens(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_forced_text_uses_the_tokenizers_tokens(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     text = "the identification"
     constraint = factory(Grammar(kind="regex", text=text))
     tokens = smollm2.encode(text, add_special_tokens=False)
@@ -161,7 +163,7 @@ def test_forced_text_uses_the_tokenizers_tokens(factory: GrammarFactory, smollm2
     assert allowed(constraint) == list(ENDS)
 
 
-def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_text_spelled_like_a_special_token_can_match_as_text(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     tokens = follow(factory(Grammar(kind="regex", text=r"<\|im_end\|>ok")), random.Random(0))
     assert smollm2.special_token_ids.isdisjoint(tokens)
     assert smollm2.decode(tokens) == "<|im_end|>ok"
@@ -189,7 +191,7 @@ def test_text_spelled_like_a_special_token_can_match_as_text(factory: GrammarFac
     ],
 )
 def test_an_invalid_grammar_is_rejected_with_a_one_line_error(
-    kind: Any, text: str, message: str, factory: GrammarFactory, rehearsals: Rehearsals
+    kind: Any, text: str, message: str, factory: CompiledGrammars, rehearsals: GrammarChecker
 ) -> None:
     grammar = Grammar(kind=kind, text=text)
     for judge in (lambda: rehearsals.check(grammar), lambda: factory(grammar)):
@@ -202,10 +204,10 @@ def test_an_invalid_grammar_is_rejected_with_a_one_line_error(
 
 def test_a_model_without_end_tokens_rejects_grammars(smollm2: Tokenizer) -> None:
     with pytest.raises(RequestError, match="end-of-sequence"):
-        GrammarFactory(lambda: smollm2, VOCABULARY, ())(Grammar(kind="json_object"))
+        CompiledGrammars(lambda: smollm2, VOCABULARY, ())(Grammar(kind="json_object"))
 
 
-def test_a_cached_grammar_starts_in_its_initial_state(factory: GrammarFactory, smollm2: Tokenizer) -> None:
+def test_a_cached_grammar_starts_in_its_initial_state(factory: CompiledGrammars, smollm2: Tokenizer) -> None:
     grammar = Grammar(kind="regex", text="(left|right)")
     first = factory(grammar)
     start = allowed(first)
@@ -215,7 +217,7 @@ def test_a_cached_grammar_starts_in_its_initial_state(factory: GrammarFactory, s
 
 
 def test_a_match_that_the_library_gives_up_ends_with_an_error(
-    factory: GrammarFactory, smollm2: Tokenizer, caplog: pytest.LogCaptureFixture
+    factory: CompiledGrammars, smollm2: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     constraint = factory(Grammar(kind="regex", text="abc"))
     constraint.accept(smollm2.encode("z", add_special_tokens=False)[0])
@@ -227,13 +229,13 @@ def test_a_match_that_the_library_gives_up_ends_with_an_error(
 
 
 def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tokenizer) -> None:
-    factory = GrammarFactory(lambda: smollm2, VOCABULARY + 50, ENDS, num_threads=2)
+    factory = CompiledGrammars(lambda: smollm2, VOCABULARY + 50, ENDS, num_threads=2)
     source = random.Random(0)
     grammars = [Grammar(kind="json_schema", text=json.dumps(schema)) for schema in SCHEMAS]
     grammars += [Grammar(kind="regex", text=text) for text in ("[a-z]{3,8}", "the identification", "(🙂|🚀){1,3}")]
     constraints = [factory(grammar) for grammar in grammars]
     failed = factory(Grammar(kind="regex", text="abc"))
-    failed.matcher.consume_token(smollm2.encode("z", add_special_tokens=False)[0])
+    failed.state.consume_token(smollm2.encode("z", add_special_tokens=False)[0])
     constraints.insert(2, failed)
     for _ in range(8):
         together = np.full((len(constraints), -(-(VOCABULARY + 50) // 32)), 7, np.uint32)
@@ -249,7 +251,7 @@ def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tok
 
 
 def test_a_set_of_tokens_allows_the_same_tokens_at_every_position(smollm2: Tokenizer) -> None:
-    factory = GrammarFactory(lambda: smollm2, VOCABULARY, ENDS, num_threads=2)
+    factory = CompiledGrammars(lambda: smollm2, VOCABULARY, ENDS, num_threads=2)
     tokens = factory(Grammar(kind="tokens", text="0,5,49151"))
     others = [factory(Grammar(kind="regex", text="a+")) for _ in range(2)]
     masks = np.zeros((3, -(-VOCABULARY // 32)), np.uint32)
@@ -261,14 +263,14 @@ def test_a_set_of_tokens_allows_the_same_tokens_at_every_position(smollm2: Token
     assert tokens.end is None
 
 
-def test_a_grammar_is_compiled_once_for_requests_that_come_together(factory: GrammarFactory) -> None:
+def test_a_grammar_is_compiled_once_for_requests_that_come_together(factory: CompiledGrammars) -> None:
     grammar = Grammar(kind="regex", text="(once|only)")
     first, second = factory.compile(grammar), factory.compile(grammar)
     assert first is second
     assert first.result()() is not second.result()()
 
 
-def test_a_grammar_that_failed_is_not_kept(factory: GrammarFactory) -> None:
+def test_a_grammar_that_failed_is_not_kept(factory: CompiledGrammars) -> None:
     grammar = Grammar(kind="regex", text="(never")
     first = factory.compile(grammar)
     assert first.exception() is not None
@@ -276,7 +278,7 @@ def test_a_grammar_that_failed_is_not_kept(factory: GrammarFactory) -> None:
 
 
 def test_a_grammar_whose_lexer_has_reached_a_limit_is_compiled_again(
-    factory: GrammarFactory, smollm2: Tokenizer
+    factory: CompiledGrammars, smollm2: Tokenizer
 ) -> None:
     """All generations of a compiled grammar share the library's lexer, so it fails for the next ones, too."""
     grammar = Grammar(kind="regex", text="(b){100000}c|x")
@@ -305,7 +307,7 @@ def test_grammars_take_at_most_so_much_memory_and_end_before_others_suffer() -> 
     assert result["unfinished"] + result["too complex"] == 40
 
 
-def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(rehearsals: Rehearsals) -> None:
+def test_a_grammar_of_too_many_bytes_is_rejected_with_the_limit(rehearsals: GrammarChecker) -> None:
     properties = {f"property_{number}": {"type": "string"} for number in range(3000)}
     text = json.dumps({"type": "object", "properties": properties})
     with pytest.raises(RequestError, match=rf"it has {len(text)} bytes, and at most {MOST_GRAMMAR_BYTES}") as error:
@@ -325,23 +327,23 @@ def test_the_work_that_a_grammar_may_cause_is_limited(
     kind: Any,
     text: str,
     message: str,
-    factory: GrammarFactory,
-    rehearsals: Rehearsals,
+    factory: CompiledGrammars,
+    rehearsals: GrammarChecker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rehearsals.check(Grammar(kind=kind, text=text))
     limited = llguidance.LLParserLimits(verbose_errors=False, **limits)
-    monkeypatch.setattr(constraints_module, "limits", lambda: limited)
+    monkeypatch.setattr(compiled_module, "limits", lambda: limited)
     with pytest.raises(RequestError, match=message):
         factory(Grammar(kind=kind, text=text))
 
 
 def test_a_generation_whose_masks_take_seconds_is_given_up(
-    factory: GrammarFactory, smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    factory: CompiledGrammars, smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(1000))
     constraint, other = (factory(Grammar(kind="regex", text="[ab]{5}")) for _ in range(2))
-    monkeypatch.setattr(constraints_module.time, "thread_time", lambda: float(next(clock)))  # a second each
+    monkeypatch.setattr(matcher_module.time, "thread_time", lambda: float(next(clock)))  # a second each
     token = smollm2.encode("a", add_special_tokens=False)[0]
     for _ in range(2):
         assert token in allowed(constraint)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.request import Grammar
 from fastgen.text.chat_template import ChatTemplate
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import CallArguments, Collected
-from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tools.format import OfferedTool
 from fastgen.text.tools.parameter_values import ParameterSchema
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
@@ -199,7 +199,7 @@ def test_text_values_are_streamed() -> None:
 @pytest.fixture(scope="module")
 def grammar() -> Grammar:
     made = call_grammar(FORMAT, [TOOL], byte_tokenizer(None), most_calls=None)
-    Rehearsals(byte_tokenizer(None)).check(made)
+    GrammarChecker(byte_tokenizer(None)).check(made)
     return made
 
 
@@ -238,7 +238,7 @@ def test_a_tool_without_declared_parameters_accepts_any_unless_forbidden() -> No
     tokenizer = byte_tokenizer(None)
     for schema, allowed in (({}, True), ({"type": "object", "additionalProperties": False}, False)):
         grammar = call_grammar(FORMAT, [OfferedTool("f", schema)], tokenizer, most_calls=1)
-        Rehearsals(tokenizer).check(grammar)
+        GrammarChecker(tokenizer).check(grammar)
         assert matches(grammar, tokenizer, shown({}))
         assert matches(grammar, tokenizer, shown({"a": "1", "b": "2"})) == allowed
         assert not matches(grammar, tokenizer, shown({}, {}))

@@ -12,10 +12,10 @@ import pytest
 
 from engine.text.following import accepts, compiled, follow
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text.schemas.errors import SchemaError
-from fastgen.text.schemas.keywords import _UNENFORCEABLE
-from fastgen.text.schemas.normalize import _Normalizer, normalized, normalized_arguments
-from fastgen.text.schemas.numbers import BOUNDS
+from fastgen.text.grammars.schemas.errors import SchemaError
+from fastgen.text.grammars.schemas.keywords import _UNENFORCEABLE
+from fastgen.text.grammars.schemas.normalize import _Normalizer, normalized, normalized_arguments
+from fastgen.text.grammars.schemas.numbers import BOUNDS
 
 _TWO_63 = 1 << 63
 

@@ -12,8 +12,10 @@ import pytest
 
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Grammar
-from fastgen.text import constraints as constraints_module
-from fastgen.text.constraints import GrammarConstraint, GrammarFactory
+from fastgen.text.grammars import masks as masks_module
+from fastgen.text.grammars import matcher as matcher_module
+from fastgen.text.grammars.compiled import CompiledGrammars
+from fastgen.text.grammars.matcher import GrammarMatcher
 from support.waiting import eventually
 
 TOKENIZER = byte_tokenizer(None)
@@ -43,24 +45,24 @@ class Matcher:
 
 
 @pytest.fixture
-def factory(monkeypatch: pytest.MonkeyPatch) -> GrammarFactory:
-    monkeypatch.setattr(constraints_module, "_WAIT_SECONDS", 0.2)
-    return GrammarFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, [END], num_threads=2)
+def factory(monkeypatch: pytest.MonkeyPatch) -> CompiledGrammars:
+    monkeypatch.setattr(masks_module, "WAIT_SECONDS", 0.2)
+    return CompiledGrammars(lambda: TOKENIZER, TOKENIZER.vocab_size, [END], num_threads=2)
 
 
-def slow(factory: GrammarFactory, pattern: str = "a+") -> tuple[GrammarConstraint, Matcher]:
+def slow(factory: CompiledGrammars, pattern: str = "a+") -> tuple[GrammarMatcher, Matcher]:
     constraint, matcher = factory(Grammar(kind="regex", text=pattern)), Matcher()
-    assert isinstance(constraint, GrammarConstraint)
-    constraint.matcher = matcher  # type: ignore[assignment]
+    assert isinstance(constraint, GrammarMatcher)
+    constraint.state = matcher  # type: ignore[assignment]
     return constraint, matcher
 
 
-def look(factory: GrammarFactory, *constraints: object) -> tuple[list[int], npt.NDArray[np.uint32]]:
+def look(factory: CompiledGrammars, *constraints: object) -> tuple[list[int], npt.NDArray[np.uint32]]:
     masks = np.zeros((len(constraints), WIDTH), np.uint32)
     return factory.fill_masks(constraints, masks.reshape(-1).data), masks  # type: ignore[arg-type]
 
 
-def test_a_slow_mask_is_late_and_found_in_the_background(factory: GrammarFactory) -> None:
+def test_a_slow_mask_is_late_and_found_in_the_background(factory: CompiledGrammars) -> None:
     constraint, matcher = slow(factory)
     other = factory(Grammar(kind="regex", text="b+"))
     eventually(lambda: look(factory, constraint, other)[0] == [0], within=60, what="the other mask", every=0.0)
@@ -77,7 +79,7 @@ def test_a_slow_mask_is_late_and_found_in_the_background(factory: GrammarFactory
     assert (matcher.consumed, matcher.num_masks) == ([0], 2)
 
 
-def test_a_slow_mask_delays_none_behind_it(factory: GrammarFactory) -> None:
+def test_a_slow_mask_delays_none_behind_it(factory: CompiledGrammars) -> None:
     """Threads take several constraints each."""
     hanging = [slow(factory, f"{letter}+") for letter in "ab"]
     others = [factory(Grammar(kind="regex", text=letter + "+")) for letter in "cdefg"]
@@ -90,7 +92,7 @@ def test_a_slow_mask_delays_none_behind_it(factory: GrammarFactory) -> None:
     assert not any(other.is_pending for other in others)
 
 
-def test_generations_of_a_grammar_wait_for_each_other_without_holding_all_threads(factory: GrammarFactory) -> None:
+def test_generations_of_a_grammar_wait_for_each_other_without_holding_all_threads(factory: CompiledGrammars) -> None:
     """The library would wait with the interpreter's lock, and all threads with it."""
     hanging = [slow(factory) for _ in range(12)]
     constraints = [constraint for constraint, _ in hanging]
@@ -104,7 +106,7 @@ def test_generations_of_a_grammar_wait_for_each_other_without_holding_all_thread
     eventually(lambda: not look(factory, *constraints)[0], within=60, what="all masks", every=0.01)
 
 
-def test_only_as_many_masks_are_begun_as_there_are_threads(factory: GrammarFactory) -> None:
+def test_only_as_many_masks_are_begun_as_there_are_threads(factory: CompiledGrammars) -> None:
     hanging = [slow(factory, f"{letter}+") for letter in "abcdefghijkl"]
     for _ in range(4):
         late, _ = look(factory, *[constraint for constraint, _ in hanging])
@@ -119,11 +121,11 @@ def test_only_as_many_masks_are_begun_as_there_are_threads(factory: GrammarFacto
 
 
 def test_no_step_waits_for_a_grammar_that_is_known_to_be_slow(
-    factory: GrammarFactory, monkeypatch: pytest.MonkeyPatch
+    factory: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraints_module, "_SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
     constraint, matcher = slow(factory)
-    monkeypatch.setattr(factory, "_find", lambda constraints: [each.find_mask() for each in constraints])
+    monkeypatch.setattr(factory._masks, "_find", lambda constraints: [each.find_mask() for each in constraints])
     assert look(factory, constraint)[0] == [0], "not found in the threads that steps wait for"
     matcher.may_go_on.set()
     eventually(lambda: not constraint.is_pending, within=60, what="the mask", every=0.01)
@@ -131,9 +133,9 @@ def test_no_step_waits_for_a_grammar_that_is_known_to_be_slow(
 
 
 def test_no_mask_is_computed_for_a_slow_request_that_has_ended(
-    factory: GrammarFactory, monkeypatch: pytest.MonkeyPatch
+    factory: CompiledGrammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraints_module, "_SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(matcher_module, "SLOW_SECONDS", -1.0)
     first, holds_thread = slow(factory)
     ended, matcher = slow(factory)
     last, last_matcher = slow(factory)
@@ -148,7 +150,7 @@ def test_no_mask_is_computed_for_a_slow_request_that_has_ended(
     assert matcher.num_masks == 0
 
 
-def test_a_failure_of_the_library_ends_only_its_request(factory: GrammarFactory) -> None:
+def test_a_failure_of_the_library_ends_only_its_request(factory: CompiledGrammars) -> None:
     constraint, matcher = slow(factory)
     matcher.compute_bitmask = lambda: 1 // 0  # type: ignore[method-assign,return-value]
     eventually(lambda: look(factory, constraint)[0] == [], within=60, what="the end", every=0.0)

@@ -15,8 +15,8 @@ from engine.text.matching import byte_tokenizer, matches
 from fastgen.config import TOOL_FORMATS
 from fastgen.core.request import Grammar
 from fastgen.text.chat_template import ChatTemplate
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import CallArguments, CallBegun, Collected, OutputEvent
-from fastgen.text.rehearsals import Rehearsals
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
@@ -321,7 +321,7 @@ def test_a_required_call_names_an_offered_tool_and_satisfies_its_schema(
 ) -> None:
     tokenizer = byte_tokenizer(None, *special)
     grammar = call_grammar(format, TOOLS, tokenizer, most_calls=None)
-    Rehearsals(tokenizer).check(grammar)
+    GrammarChecker(tokenizer).check(grammar)
     assert matches(grammar, tokenizer, written)
     assert not matches(grammar, tokenizer, refused)
     # The parser finds a call in text that the grammar enforced.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
-from fastgen_operator.kube import cache as cache_module
+from fastgen_operator.kube import cache as compiled_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.compact import compact
@@ -290,7 +290,7 @@ def test_an_object_of_a_known_version_is_not_reduced_again(monkeypatch: pytest.M
         reduced.append(obj["metadata"]["name"])
         return compact(kind, obj)
 
-    monkeypatch.setattr(cache_module, "compact", counted)
+    monkeypatch.setattr(compiled_module, "compact", counted)
     cache.put(POD, pod("a", 3))
     assert cache.replace(POD, None, [pod("a", 3), pod("b", 4)], "5") == {KEY}
     assert reduced == ["b"]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
-from fastgen_operator.kube import cache as cache_module
+from fastgen_operator.kube import cache as compiled_module
 from fastgen_operator.kube import decode as decode_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.compact import LEVELS, compact, pack, unpack
@@ -146,7 +146,7 @@ def test_an_object_that_cannot_be_reduced_is_kept_as_a_stub_and_stops_no_list(
             raise TypeError("of a kind that nobody has foreseen")
         return compact(kind, obj)
 
-    monkeypatch.setattr(cache_module, "compact", broken)
+    monkeypatch.setattr(compiled_module, "compact", broken)
     cache = InformerCache()
     with caplog.at_level(logging.CRITICAL):
         cache.replace(FASTGEN, None, [fgd("{}", name=name) for name in ("bad", "good")], "9")

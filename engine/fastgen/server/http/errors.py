@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from fastgen.core.request import RequestError
+from fastgen.text.grammars.checker import CheckerUnavailable
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
@@ -82,6 +83,8 @@ def from_exception(error: Exception) -> APIError:
             return error
         case RequestError():
             return APIError(400, str(error), code="invalid_value", param=error.param)
+        case CheckerUnavailable():
+            return APIError(503, f"{error}; try again", code="grammars_unavailable", retry_after=1)
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
             return APIError(error.status_code, str(error.detail), code=code)

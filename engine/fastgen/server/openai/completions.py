@@ -56,7 +56,7 @@ async def rendered_completion(body: CompletionRequest, model: ServedModel) -> Re
         RequestError: if the model cannot serve it.
         APIError: if grammars cannot be checked now.
     """
-    grammar = await model.grammars.checked(body.structure())
+    grammar = await model.grammars.admitted(body.structure())
     bad_words = await encode_bad_words(body.bad_words, model.tokenizer)
     # best_of compares logprobs, so the engine returns them even if the client did not request them.
     logprobs = body.logprobs if body.num_candidates == body.num_choices else (body.logprobs or 0)

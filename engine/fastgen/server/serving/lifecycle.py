@@ -12,9 +12,9 @@ from fastgen.link.shared_counts import Count, Counts
 from fastgen.model.generation_defaults import GenerationDefaults
 from fastgen.server.http.errors import APIError
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.task import ServedTask
 from fastgen.text.control_tokens import ControlTokens
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.reasoning import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastgen.text.grammar import arguments_body
-from fastgen.text.schemas.errors import SchemaError
+from fastgen.text.grammars.lark import arguments_body
+from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.tools.parser import Machine
 
 # Schema of arguments that may be any object.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastgen.text.grammar import escaped
+from fastgen.text.grammars.lark import escaped
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
 from fastgen.text.tools.parser import STRAYS, Machine
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastgen.text.grammar import json_body
+from fastgen.text.grammars.lark import json_body
+from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.output_events import CallArguments, CallBegun
-from fastgen.text.schemas.errors import SchemaError
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, quoted, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 
 from fastgen.config import TOOL_FORMATS
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import escaped, json_body
+from fastgen.text.grammars.lark import escaped, json_body
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted
 from fastgen.text.tools.mistral import MistralArguments

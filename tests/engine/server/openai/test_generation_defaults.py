@@ -19,8 +19,8 @@ from fastgen.core.request import SamplingParams
 from fastgen.model.generation_defaults import BANNED, IGNORED, NUMBERS, WITHOUT_EFFECT, generation_defaults
 from fastgen.server.openai import completions
 from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
-from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.tokenizer import Tokenizer
 
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [2], "max_new_tokens": 7}

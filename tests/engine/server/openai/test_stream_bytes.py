@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,10 +30,10 @@ from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.reasoning import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
@@ -145,6 +146,8 @@ class Client:
         return self._messages.pop()
 
     async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
         if message["type"] == "http.response.body":
             self.write(message["body"])
 
@@ -233,6 +236,15 @@ async def test_a_stream_that_breaks_off_has_the_recorded_bytes(tokenizer: Tokeni
     field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path)
     body = {"messages": messages_for(TEXT)} if field is None else {field: prompt_for(TEXT)}
     check(f"broken{path.replace('/', '_')}", await streamed(tokenizer, path, body, dies_after=3))
+
+
+async def test_grammars_that_cannot_be_checked_now_are_rejected_with_503(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    client = await streamed(tokenizer, "/v1/completions", {"prompt": "a", "guided_regex": "a"})
+    assert (client.status, b"retry-after" in client.headers) == (503, True)
+    assert json.loads(b"".join(client.writes))["error"]["code"] == "grammars_unavailable"
 
 
 def check(case: str, client: Client) -> None:

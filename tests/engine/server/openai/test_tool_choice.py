@@ -14,9 +14,9 @@ from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import Structure, Tools, constrained, offered_tools, tools_grammar
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.responses.request import ResponseRequest
-from fastgen.server.serving.grammars import GrammarChecker
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat_template import ChatTemplate
+from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import Collected
 from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
 from fastgen.text.tokenizer import Tokenizer

@@ -119,9 +119,9 @@ async def _constrained(
         excluded = [format.opening] if format is not None and start is Start.OPEN else []
         tools, structure = await constrained(tools, model, body.max_calls, structure, excluded)
     else:
-        await model.grammars.checked(structure)
+        await model.grammars.admitted(structure)
     answer, field = structure or (None, "thinking_token_budget")
     grammar = reasoned(answer, body, model, start)
     if grammar is not None and format is not None:
-        await model.grammars.check(grammar, field)
+        await model.grammars.admit(grammar, field)
     return tools, grammar

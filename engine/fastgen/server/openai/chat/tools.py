@@ -13,8 +13,9 @@ from fastgen.server.openai.fields.messages import with_text
 from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.text.grammar import MOST_GRAMMAR_BYTES, arguments_grammar
-from fastgen.text.schemas.errors import SchemaError
+from fastgen.text.grammars.lark import arguments_grammar
+from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
+from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.registry import call_grammar, describe_tools, free_grammar
 
@@ -80,12 +81,12 @@ async def constrained(
     """
     if structure is not None:
         _check_combination(*structure)
-        await model.grammars.checked(structure)
+        await model.grammars.admitted(structure)
 
     async def checked(tools: Tools) -> tuple[Tools, Structure | None]:
         # In a thread, because schemas may be large.
         found = await asyncio.to_thread(tools_grammar, tools, model, max_calls, structure, excluded)
-        await model.grammars.checked(found)
+        await model.grammars.admitted(found)
         return tools, found
 
     try:
@@ -143,7 +144,7 @@ async def _relaxed(tools: Tools, model: ServedModel) -> Tools:
             size += len(json.dumps(tool.schema)) + _BYTES_PER_TOOL
             try:
                 if size <= MOST_GRAMMAR_BYTES or tool.must_hold:
-                    await model.grammars.check(await asyncio.to_thread(arguments_grammar, tool.schema), "tools")
+                    await model.grammars.admit(await asyncio.to_thread(arguments_grammar, tool.schema), "tools")
                     holds = True
             except ValueError as error:
                 if tool.must_hold:

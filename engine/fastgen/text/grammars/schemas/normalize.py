@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastgen.text.schemas import keywords
-from fastgen.text.schemas.alternatives import exclusive
-from fastgen.text.schemas.errors import SchemaError, within
-from fastgen.text.schemas.numbers import BOUNDS, check_steps, check_value, float_bounds, integer_bounds, step
-from fastgen.text.schemas.references import References, check_base, check_recursion
+from fastgen.text.grammars.schemas import keywords
+from fastgen.text.grammars.schemas.alternatives import exclusive
+from fastgen.text.grammars.schemas.errors import SchemaError, within
+from fastgen.text.grammars.schemas.numbers import BOUNDS, check_steps, check_value, float_bounds, integer_bounds, step
+from fastgen.text.grammars.schemas.references import References, check_base, check_recursion
 
 # Deepest nesting of schemas within schemas. The library reads 128 levels of JSON, and a schema takes up to two.
 _MOST_LEVELS = 48

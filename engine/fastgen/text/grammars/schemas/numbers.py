@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from fastgen.text.schemas.errors import SchemaError, within
+from fastgen.text.grammars.schemas.errors import SchemaError, within
 
 # Integers that 64-bit floats represent one by one.
 _EXACT = 1 << 53

@@ -1,8 +1,9 @@
 """The process that rehearses grammars: it forks one process for each, and never touches a grammar itself.
 
-`Rehearsals` starts it as `python -m fastgen.text.rehearsal_process` with a Unix socket as standard input. Over it come
-the vocabulary, once, and then a descriptor for each grammar, over which the fork reads the grammar and writes the
-verdict. If a fork is killed, this process writes why. It ends when the socket is closed, and so when its parent ends.
+`GrammarChecker` starts it as `python -m fastgen.text.grammars.checker_process` with a Unix socket as standard input.
+Over it come the vocabulary, once, and then a descriptor for each grammar, over which the fork reads the grammar and
+writes the verdict. If a fork is killed, this process writes why. It ends when the socket is closed, and so when its
+parent ends.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 import msgspec
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import InvalidGrammar, vocabulary_tables
-from fastgen.text.rehearsal import MOST_SECONDS, limit_process, rehearse
+from fastgen.text.grammars.compiler import InvalidGrammar, vocabulary_tables
+from fastgen.text.grammars.limits import MOST_REHEARSAL_SECONDS
+from fastgen.text.grammars.rehearsal import limit_process, rehearse
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # A grammar that has taken longer than this yields to the others.
@@ -111,7 +113,7 @@ class _Process:
 
     def _rehearse(self, connection: socket.socket) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the library describes its crashes there
-        signal.alarm(MOST_SECONDS)
+        signal.alarm(MOST_REHEARSAL_SECONDS)
         grammar = msgspec.msgpack.decode(connection.recv(MOST_MESSAGE_BYTES), type=Grammar)
         limit_process()
         verdict = Verdict()

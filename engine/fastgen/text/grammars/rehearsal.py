@@ -18,14 +18,15 @@ from pathlib import Path
 import llguidance
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammar import InvalidGrammar, compile_grammar, rehearsal_limits, summary
-from fastgen.text.large_stacks import REHEARSAL_STACK_BYTES
+from fastgen.text.grammars.compiler import InvalidGrammar, compile_grammar, summary
+from fastgen.text.grammars.large_stacks import REHEARSAL_STACK_BYTES
+from fastgen.text.grammars.limits import (
+    MOST_REHEARSAL_BYTES,
+    MOST_REHEARSAL_CPU_SECONDS,
+    MOST_REHEARSED_MASK_SECONDS,
+    rehearsal_limits,
+)
 
-# Most processor time and memory of one grammar. Those of applications take milliseconds and up to 30 MiB.
-MOST_CPU_SECONDS = 2
-MOST_BYTES = 64 << 20
-# Longest time until it ends or is ended, on a machine that is busy.
-MOST_SECONDS = 15
 # Lengths of random matches to follow: short ones see more beginnings. So many steps and so much processor time are
 # enough.
 _WALKS = (6,) * 6 + (96,) * 10
@@ -33,18 +34,16 @@ _LEAST_STEPS = 100
 _WALKING_SECONDS = 0.015
 # A match does not end before, if it can continue: what follows a rare beginning is not missed for an empty match.
 _SHORTEST_WALK = 4
-# Longest time to compute a mask. The engine computes one for each token, and all streams wait for it.
-_MOST_MASK_SECONDS = 0.1
 _SOME_BIT = re.compile(rb"[^\0]")
 
 
 def limit_process() -> None:
     """Limit this process to what one grammar may take: it is killed beyond that."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_REHEARSAL_CPU_SECONDS, MOST_REHEARSAL_CPU_SECONDS + 1))
     _limit(resource.RLIMIT_STACK, REHEARSAL_STACK_BYTES)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES)
+    _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + MOST_REHEARSAL_BYTES)
     with suppress(OSError):  # if memory runs out nevertheless, this process ends first
         Path("/proc/self/oom_score_adj").write_text("1000")
 
@@ -92,7 +91,7 @@ def _step(
     """Generate one token; return what is wrong, if anything, and whether the match ends."""
     began = time.process_time()
     mask = matcher.compute_bitmask()
-    if time.process_time() - began > _MOST_MASK_SECONDS:
+    if time.process_time() - began > MOST_REHEARSED_MASK_SECONDS:
         return "finding the tokens that may follow takes too long; simplify it", True
     if matcher.is_error():
         return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True

@@ -17,9 +17,9 @@ import pytest
 
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text import rehearsals as rehearsals_module
-from fastgen.text.constraints import GrammarFactory
-from fastgen.text.rehearsals import RehearsalError, Rehearsals
+from fastgen.text.grammars import checker as checker_module
+from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
+from fastgen.text.grammars.compiled import CompiledGrammars
 from support.waiting import eventually
 
 TOKENIZER = byte_tokenizer(None)
@@ -37,13 +37,13 @@ HUGE = Grammar(kind="lark", text="start: X\nX: /(.*a.{15})/ & /(.*b.{14})/ & ~/(
 
 
 @pytest.fixture
-def rehearsals() -> Iterator[Rehearsals]:
-    found = Rehearsals(TOKENIZER)
+def rehearsals() -> Iterator[GrammarChecker]:
+    found = GrammarChecker(TOKENIZER)
     yield found
     found.close()
 
 
-def pid_of(rehearsals: Rehearsals) -> int:
+def pid_of(rehearsals: GrammarChecker) -> int:
     assert rehearsals._process is not None
     return rehearsals._process._process.pid
 
@@ -64,7 +64,7 @@ def forks_of(pid: int) -> list[int]:
     ids=["deep", "huge", "const", "multipleOf", "regex"],
 )
 def test_a_grammar_that_the_library_cannot_take_is_refused_and_ends_only_its_rehearsal(
-    grammar: Grammar, message: str, rehearsals: Rehearsals
+    grammar: Grammar, message: str, rehearsals: GrammarChecker
 ) -> None:
     rehearsals.check(VALID)
     pid = pid_of(rehearsals)
@@ -76,7 +76,7 @@ def test_a_grammar_that_the_library_cannot_take_is_refused_and_ends_only_its_reh
 
 
 @pytest.mark.slow
-def test_a_slow_grammar_holds_up_no_other_one(rehearsals: Rehearsals) -> None:
+def test_a_slow_grammar_holds_up_no_other_one(rehearsals: GrammarChecker) -> None:
     rehearsals.check(VALID)
     faults: list[str] = []
 
@@ -96,7 +96,7 @@ def test_a_slow_grammar_holds_up_no_other_one(rehearsals: Rehearsals) -> None:
     assert len(faults) == 2
 
 
-def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: Rehearsals) -> None:
+def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: GrammarChecker) -> None:
     schema = {
         "allOf": [
             {"patternProperties": {"^[a]$": {"type": "null"}}, "additionalProperties": False},
@@ -119,12 +119,12 @@ def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: Rehearsa
     ],
     ids=["beside an empty match", "beside a long one"],
 )
-def test_what_follows_a_rare_beginning_is_rehearsed(grammar: Grammar, rehearsals: Rehearsals) -> None:
+def test_what_follows_a_rare_beginning_is_rehearsed(grammar: Grammar, rehearsals: GrammarChecker) -> None:
     with pytest.raises(RequestError, match="a generation could not be continued"):
         rehearsals.check(grammar)
 
 
-def test_a_verdict_is_remembered(rehearsals: Rehearsals) -> None:
+def test_a_verdict_is_remembered(rehearsals: GrammarChecker) -> None:
     assert not rehearsals.is_accepted(VALID)
     rehearsals.check(VALID)
     rehearsals.close()
@@ -133,7 +133,7 @@ def test_a_verdict_is_remembered(rehearsals: Rehearsals) -> None:
     assert rehearsals.is_accepted(VALID)
 
 
-def test_another_process_takes_over_from_one_that_was_killed(rehearsals: Rehearsals) -> None:
+def test_another_process_takes_over_from_one_that_was_killed(rehearsals: GrammarChecker) -> None:
     rehearsals.check(VALID)
     killed = pid_of(rehearsals)
     os.kill(killed, signal.SIGKILL)
@@ -142,15 +142,15 @@ def test_another_process_takes_over_from_one_that_was_killed(rehearsals: Rehears
 
 
 def test_a_process_that_cannot_be_started_is_an_error_of_its_own(
-    rehearsals: Rehearsals, monkeypatch: pytest.MonkeyPatch
+    rehearsals: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsals_module.sys, "executable", "/nonexistent")
-    with pytest.raises(RehearsalError, match="cannot be started"):
+    monkeypatch.setattr(checker_module.sys, "executable", "/nonexistent")
+    with pytest.raises(CheckerUnavailable, match="cannot be started"):
         rehearsals.check(VALID)
 
 
 def test_the_process_and_its_rehearsals_end_with_their_owner() -> None:
-    rehearsals = Rehearsals(TOKENIZER)
+    rehearsals = GrammarChecker(TOKENIZER)
     rehearsals.check(VALID)
     pid = pid_of(rehearsals)
     thread = threading.Thread(target=lambda: _swallow(rehearsals, HUGE))
@@ -163,12 +163,12 @@ def test_the_process_and_its_rehearsals_end_with_their_owner() -> None:
     rehearsals.close()
 
 
-def _swallow(rehearsals: Rehearsals, grammar: Grammar) -> None:
-    with pytest.raises((RequestError, RehearsalError)):
+def _swallow(rehearsals: GrammarChecker, grammar: Grammar) -> None:
+    with pytest.raises((RequestError, CheckerUnavailable)):
         rehearsals.check(grammar)
 
 
-def test_the_process_inherits_no_socket_of_the_server(rehearsals: Rehearsals) -> None:
+def test_the_process_inherits_no_socket_of_the_server(rehearsals: GrammarChecker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
         rehearsals.check(VALID)
@@ -177,11 +177,11 @@ def test_the_process_inherits_no_socket_of_the_server(rehearsals: Rehearsals) ->
         assert f"socket:[{inode}]" not in [os.readlink(each) for each in descriptors]
 
 
-def test_what_passes_on_a_small_stack_is_compiled_and_followed_on_a_large_one(rehearsals: Rehearsals) -> None:
+def test_what_passes_on_a_small_stack_is_compiled_and_followed_on_a_large_one(rehearsals: GrammarChecker) -> None:
     deep = rules(1000)
     rehearsals.check(deep)
     # Three times as deep still leaves the engine room; a usual stack would overflow.
-    factory = GrammarFactory(lambda: TOKENIZER, TOKENIZER.vocab_size, [END])
+    factory = CompiledGrammars(lambda: TOKENIZER, TOKENIZER.vocab_size, [END])
     for grammar in (deep, rules(3500)):
         constraint = factory(grammar)
         masks = np.zeros(-(-TOKENIZER.vocab_size // 32), np.uint32)
@@ -194,7 +194,7 @@ def test_what_passes_on_a_small_stack_is_compiled_and_followed_on_a_large_one(re
 
 def test_a_rehearsal_is_limited_in_time_memory_and_stack() -> None:
     program = (
-        "import resource; from fastgen.text.rehearsal import limit_process; limit_process(); "
+        "import resource; from fastgen.text.grammars.rehearsal import limit_process; limit_process(); "
         "print(*(resource.getrlimit(getattr(resource, f'RLIMIT_{name}'))[0] for name in 'CPU AS STACK CORE'.split()))"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

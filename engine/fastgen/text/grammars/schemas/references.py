@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from urllib.parse import unquote
 
-from fastgen.text.schemas.errors import SchemaError, within
+from fastgen.text.grammars.schemas.errors import SchemaError, within
 
 
 def check_base(schema: dict[str, Any], place: str) -> None:

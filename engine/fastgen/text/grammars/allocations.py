@@ -10,28 +10,16 @@ import ctypes
 import os
 from pathlib import Path
 
-# Most bytes of all grammars and their generations. What else the process allocates after its start counts, too, such as
-# the buffers of a step, which take up to some hundred MiB.
-MOST_BYTES = 1 << 30
-
 
 class _MallocInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2` (mallinfo(3))."""
+    """glibc's `struct mallinfo2` (mallinfo(3)), whose other fields are not used here."""
 
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keep",
-        )
+        ("before", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),
+        ("after", ctypes.c_size_t * 2),
     ]
 
 

@@ -1,59 +1,19 @@
-"""Structured output: compile grammars with llguidance.
-
-A process of its own compiles a grammar first and rejects an invalid one (`rehearsal`). The engine process compiles it
-again and enforces it (`constraints`).
-"""
+"""Compile grammars with llguidance, and build its tables of a vocabulary."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import llguidance
 
 from fastgen.core.request import Grammar, RequestError
-from fastgen.text.schemas.errors import SchemaError
-from fastgen.text.schemas.normalize import normalized, normalized_arguments
+from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
+from fastgen.text.grammars.schemas.normalize import normalized
 
 # White space between JSON tokens. Without a bound, a small model may emit it forever.
 JSON_SPACE = r"[ \t\n\r]{0,20}"
-# Compiled grammars to cache: the requests of one application share a few.
-GRAMMARS_KEPT = 32
-# Most bytes of a grammar's text. With the limits below it bounds the time to compile it; see `docs/decisions/022`.
-MOST_GRAMMAR_BYTES = 1 << 16
-
-
-# An object takes four for each optional property.
-_ITEMS_IN_ROW = 8_000
-
-
-def limits() -> llguidance.LLParserLimits:
-    """Return the library's limits for generations.
-
-    The time of a step grows with the square of the items. `grammar_memory` bounds the memory.
-    """
-    return _limits(lexer_states=50_000, step_lexer_fuel=2_000_000, step_items=160_000)
-
-
-def rehearsal_limits() -> llguidance.LLParserLimits:
-    """Return the library's limits for rehearsals: generations have room for steps that take several times the work."""
-    return _limits(lexer_states=25_000, step_lexer_fuel=200_000, step_items=20_000)
-
-
-def _limits(*, lexer_states: int, step_lexer_fuel: int, step_items: int) -> llguidance.LLParserLimits:
-    return llguidance.LLParserLimits(
-        verbose_errors=False,
-        max_grammar_size=100_000,
-        max_items_in_row=_ITEMS_IN_ROW,
-        max_lexer_states=lexer_states,
-        step_lexer_fuel=step_lexer_fuel,
-        step_max_items=step_items,
-    )
-
-
 # The library looks ahead for text that must follow. In `start: T "a"` with `T: /(ab)+/`, where each "a" belongs to T,
 # that text has no end, and neither has the search. The last declaration applies.
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
@@ -78,52 +38,6 @@ class InvalidGrammar(RequestError):
         name, param = _NAMES[grammar.kind]
         super().__init__(f"{name} cannot be used: {fault}", param)
         self.fault = fault
-
-
-def escaped(text: str) -> str:
-    """Return a text in a regular expression between slashes, as Lark grammars have them."""
-    return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
-
-
-def json_body(schema: Mapping[str, Any]) -> str:
-    """Return the body of a Lark rule: JSON that matches a schema.
-
-    Raises:
-        SchemaError: if the schema is invalid or cannot be enforced.
-    """
-    return f"%json {_normalized_text(_short(json.dumps(schema)))}"
-
-
-def arguments_body(schema: Mapping[str, Any]) -> str:
-    """Return the body of a Lark rule: an object that matches the schema of a function's parameters.
-
-    Raises:
-        SchemaError: if the schema is invalid, cannot be enforced or does not match objects.
-    """
-    return f"%json {_normalized_text(_short(json.dumps(schema)), are_arguments=True)}"
-
-
-def arguments_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of a function's arguments.
-
-    Raises:
-        SchemaError: as `arguments_body`.
-    """
-    return Grammar(kind="lark", text=f"start: {arguments_body(schema)}\n")
-
-
-def _short(text: str) -> str:
-    if len(text) > MOST_GRAMMAR_BYTES:
-        raise SchemaError(f"it has {len(text)} characters, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
-    return text
-
-
-# The requests of one application have the same tools.
-@lru_cache(4 * GRAMMARS_KEPT)
-def _normalized_text(text: str, *, are_arguments: bool = False) -> str:
-    schema = json.loads(text)
-    document = normalized_arguments(schema) if are_arguments else normalized(schema)
-    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **document})
 
 
 def check_text(grammar: Grammar) -> None:

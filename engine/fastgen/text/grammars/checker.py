@@ -1,7 +1,8 @@
-"""Have grammars rehearsed in another process before an engine compiles them."""
+"""Checks the grammars of requests before an engine compiles them, in another process, which they may end."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import signal
@@ -11,14 +12,15 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from fastgen.core.request import Grammar
-from fastgen.text import rehearsal_process
-from fastgen.text.grammar import InvalidGrammar, check_text
-from fastgen.text.rehearsal import MOST_BYTES, MOST_CPU_SECONDS, MOST_SECONDS
-from fastgen.text.rehearsal_process import MOST_MESSAGE_BYTES, TokenTexts, Verdict
+from fastgen.core.request import Grammar, RequestError
+from fastgen.text.grammars import checker_process
+from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, TokenTexts, Verdict
+from fastgen.text.grammars.compiler import InvalidGrammar, check_text
+from fastgen.text.grammars.limits import MOST_REHEARSAL_BYTES, MOST_REHEARSAL_CPU_SECONDS, MOST_REHEARSAL_SECONDS
 from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
@@ -27,19 +29,21 @@ log = logging.getLogger("fastgen.grammar")
 _FAULTS = {
     signal.SIGSEGV: "its rules are nested too deeply; simplify it",
     signal.SIGBUS: "its rules are nested too deeply; simplify it",
-    signal.SIGABRT: f"compiling it takes more than {MOST_BYTES >> 20} MiB; simplify it",
-    signal.SIGXCPU: f"compiling it takes more than {MOST_CPU_SECONDS} s of processor time; simplify it",
+    signal.SIGABRT: f"compiling it takes more than {MOST_REHEARSAL_BYTES >> 20} MiB; simplify it",
+    signal.SIGXCPU: f"compiling it takes more than {MOST_REHEARSAL_CPU_SECONDS} s of processor time; simplify it",
 }
 _EXIT_SECONDS = 1.0
+# Grammars that are rehearsed at once for `admit`. Threads of their own wait for the verdicts.
+_AT_ONCE = 4
 _VERDICTS_KEPT = 4096
 
 
-class RehearsalError(Exception):
+class CheckerUnavailable(Exception):
     """No grammar can be checked now. The message is one line."""
 
 
-class Rehearsals:
-    """Rehearses grammars in a process that the first one starts, and remembers the verdicts.
+class GrammarChecker:
+    """Has grammars rehearsed by a process that the first one starts, and remembers the verdicts.
 
     A grammar that ends its rehearsal affects no other one. Methods may be called in any thread. The process ends with
     this object.
@@ -48,6 +52,7 @@ class Rehearsals:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "grammar")
         self._process: _Process | None = None
         self._faults: OrderedDict[bytes, str] = OrderedDict()  # by digest; "" of accepted grammars
 
@@ -71,7 +76,7 @@ class Rehearsals:
 
         Raises:
             InvalidGrammar: if the grammar is invalid or too complex, with the reason.
-            RehearsalError: if it could not be rehearsed.
+            CheckerUnavailable: if it could not be rehearsed.
         """
         if self.is_accepted(grammar):
             return
@@ -93,6 +98,30 @@ class Rehearsals:
         if fault:
             raise InvalidGrammar(grammar, fault)
 
+    async def admit(self, grammar: Grammar, param: str) -> None:
+        """Check a grammar of the field `param`, without blocking the event loop.
+
+        Raises:
+            RequestError: if the grammar is invalid, too large or too complex.
+            CheckerUnavailable: if grammars cannot be checked now.
+        """
+        try:
+            if not self.is_accepted(grammar):
+                await asyncio.get_running_loop().run_in_executor(self._threads, self.check, grammar)
+        except ValueError as error:
+            raise RequestError(f"{param}: {error}", param) from None
+
+    async def admitted(self, structure: tuple[Grammar, str] | None) -> Grammar | None:
+        """Return the grammar of a request after checking it; see `admit`.
+
+        Args:
+            structure: the grammar and the field that it came from, if any.
+        """
+        if structure is None:
+            return None
+        await self.admit(*structure)
+        return structure[0]
+
     def close(self) -> None:
         """End the process, and with it the rehearsals that run. The next grammar starts another one."""
         with self._lock:
@@ -112,7 +141,7 @@ class Rehearsals:
                     if self._process is process:
                         self._process = None
                 process.close()
-        raise RehearsalError("the process that checks grammars ends again and again")
+        raise CheckerUnavailable("the process that checks grammars ends again and again")
 
     def _running(self) -> _Process:
         with self._lock:
@@ -122,7 +151,7 @@ class Rehearsals:
                 try:
                     self._process = _Process(TokenTexts(tokens, sorted(self._tokenizer.special_token_ids)))
                 except OSError as error:
-                    raise RehearsalError(f"the process that checks grammars cannot be started: {error}") from None
+                    raise CheckerUnavailable(f"the process that checks grammars cannot be started: {error}") from None
             return self._process
 
 
@@ -137,7 +166,7 @@ class _Process:
     def __init__(self, texts: TokenTexts) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-m", rehearsal_process.__name__], stdin=theirs.fileno())
+            self._process = subprocess.Popen([sys.executable, "-m", checker_process.__name__], stdin=theirs.fileno())
         self._sending = threading.Lock()
         self._end = weakref.finalize(self, _end, self._control, self._process)
         try:
@@ -157,7 +186,7 @@ class _Process:
         with ours:
             with theirs, self._sending:
                 socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-            ours.settimeout(2 * MOST_SECONDS)
+            ours.settimeout(2 * MOST_REHEARSAL_SECONDS)
             ours.send(msgspec.msgpack.encode(grammar))
             data = ours.recv(MOST_MESSAGE_BYTES)
         if not data:

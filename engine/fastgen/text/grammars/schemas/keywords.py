@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from fastgen.text.schemas.errors import SchemaError, within
+from fastgen.text.grammars.schemas.errors import SchemaError, within
 
 JSON_TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 

@@ -1,0 +1,60 @@
+"""Parts of Lark grammars, of which those of tools and reasoning are composed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from fastgen.core.request import Grammar
+from fastgen.text.grammars.compiler import JSON_SPACE
+from fastgen.text.grammars.limits import GRAMMARS_KEPT, MOST_GRAMMAR_BYTES
+from fastgen.text.grammars.schemas.errors import SchemaError
+from fastgen.text.grammars.schemas.normalize import normalized, normalized_arguments
+
+
+def escaped(text: str) -> str:
+    """Return a text in a regular expression between slashes, as Lark grammars have them."""
+    return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
+
+
+def json_body(schema: Mapping[str, Any]) -> str:
+    """Return the body of a Lark rule: JSON that matches a schema.
+
+    Raises:
+        SchemaError: if the schema is invalid or cannot be enforced.
+    """
+    return f"%json {_normalized_text(_short(json.dumps(schema)))}"
+
+
+def arguments_body(schema: Mapping[str, Any]) -> str:
+    """Return the body of a Lark rule: an object that matches the schema of a function's parameters.
+
+    Raises:
+        SchemaError: if the schema is invalid, cannot be enforced or does not match objects.
+    """
+    return f"%json {_normalized_text(_short(json.dumps(schema)), are_arguments=True)}"
+
+
+def arguments_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of a function's arguments.
+
+    Raises:
+        SchemaError: as `arguments_body`.
+    """
+    return Grammar(kind="lark", text=f"start: {arguments_body(schema)}\n")
+
+
+def _short(text: str) -> str:
+    if len(text) > MOST_GRAMMAR_BYTES:
+        raise SchemaError(f"it has {len(text)} characters, and at most {MOST_GRAMMAR_BYTES} are accepted; shorten it")
+    return text
+
+
+# The requests of one application have the same tools.
+@lru_cache(4 * GRAMMARS_KEPT)
+def _normalized_text(text: str, *, are_arguments: bool = False) -> str:
+    schema = json.loads(text)
+    document = normalized_arguments(schema) if are_arguments else normalized(schema)
+    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **document})

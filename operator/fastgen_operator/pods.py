@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -188,6 +188,44 @@ class Pod(Stored):
         return self.engine.has_started and self.engine.is_running
 
     @cached_property
+    def scheduled_at(self) -> float | None:
+        """When it was bound to its node, in seconds since 1970; None without one."""
+        return _changed_at(self.condition("PodScheduled")) if self.node else None
+
+    @cached_property
+    def started_at(self) -> float | None:
+        """When the engine's container started, in seconds since 1970; None if it does not run."""
+        return _seconds(self.engine.running_since)
+
+    @cached_property
+    def ended_at(self) -> float | None:
+        """When the engine's last container ended, in seconds since 1970; None if one runs, or none ever ran."""
+        ended = None if self.engine.is_running else self.engine.ended
+        return None if ended is None else _seconds(ended.finished)
+
+    @cached_property
+    def ready_since(self) -> float | None:
+        """When it became ready, in seconds since 1970; None if it is not."""
+        return _changed_at(self.condition("Ready")) if self.is_ready else None
+
+    @cached_property
+    def unready_since(self) -> float | None:
+        """When the condition Ready became False, in seconds since 1970; None if it is ready, or has no condition."""
+        return None if self.is_ready else _changed_at(self.condition("Ready"))
+
+    @cached_property
+    def gone_at(self) -> float | None:
+        """The time `gone_by` in seconds since 1970; None if it is not being deleted."""
+        return _seconds(self.gone_by)
+
+    @cached_property
+    def no_node(self) -> str:
+        """Why it has no node, also if a scheduling gate holds it back; empty if it has one, or is not handled yet."""
+        condition = self.condition("PodScheduled")
+        refused = condition.get("status") == "False"
+        return str(condition.get("message") or condition.get("reason", "")) if refused else ""
+
+    @cached_property
     def unschedulable(self) -> str | None:
         """The scheduler's message if it found no node, else None."""
         return self._unscheduled("Unschedulable")
@@ -257,6 +295,15 @@ def queue_message(workload: Stored) -> str:
     """Say that a pod or Job waits for Kueue."""
     queue = workload.labels.get(QUEUE_LABEL)
     return f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
+
+
+def _changed_at(condition: Mapping[str, Any]) -> float | None:
+    return _seconds(condition.get("lastTransitionTime"))
+
+
+def _seconds(time: str | None) -> float | None:
+    """Convert an RFC 3339 time to seconds since 1970."""
+    return None if not time else datetime.fromisoformat(time).timestamp()
 
 
 def _container(role: Role, spec: Object, status: Object, grace: int) -> Container:

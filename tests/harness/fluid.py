@@ -11,8 +11,10 @@ from fastgen_operator.autoscale.decision import Change, Decision
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.recommend import State, recommend
-from fastgen_operator.autoscale.supply import PodView, StartTimes
+from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
+from fastgen_operator.pods import Pod
+from harness.objects import pod_with
 
 PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0
 STEP = (0.02, 0.0001, 0.0)
@@ -62,11 +64,11 @@ class Replica:
             step_model=(STEP[0] * wobble() / self.speed, STEP[1] * wobble() / self.speed, STEP[2]),
         )
 
-    def view(self, name: str, time: float) -> PodView:
+    def view(self, name: str, time: float) -> Pod:
         """Return the pod as the operator sees it at a time."""
         is_ready = self.ready <= time
-        return PodView(
-            name=name, scheduled_at=self.born, started_at=self.born, ready_since=self.ready if is_ready else None
+        return pod_with(
+            name, scheduled_at=self.born, started_at=self.born, ready_since=self.ready if is_ready else None
         )
 
 

@@ -101,6 +101,13 @@ def pod(
     return {"metadata": metadata, "spec": {**spec, **node}, "status": {"conditions": conditions, **status}}
 
 
+def pod_with(name: str, **facts: Any) -> Pod:
+    """Return a pod of which only these facts are known."""
+    made = Pod({"metadata": {}})
+    made.__dict__.update(name=name, **facts)
+    return made
+
+
 def leaving(pod: Object, until: str = "2026-01-01T00:01:30Z") -> Object:
     """Return the pod as terminating until `until`."""
     return {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": until}}

@@ -127,7 +127,7 @@ class Autoscaler:
 
 def _targets(subject: Subject) -> tuple[Target, ...]:
     return tuple(
-        Target(pod.name, pod.address, subject.model_name)
+        Target(pod.name, address, subject.model_name)
         for pod in subject.pods
-        if pod.address and pod.ready_since is not None and pod.gone_by is None
+        if (address := pod.address) and pod.ready_since is not None and not pod.is_terminating
     )

@@ -11,6 +11,8 @@ from itertools import islice
 from statistics import median_low
 from typing import Final, Literal
 
+from fastgen_operator.pods import Pod
+
 PodState = Literal["Ready", "Starting", "Unschedulable", "Failing", "Lost", "Draining"]
 """Ready: serves. Starting: waits for the scheduler, or has a node and is not overdue. Unschedulable: no node fits.
 Failing: crashes, or takes too long to become ready. Lost: its node does not respond. Draining: is being deleted."""
@@ -25,41 +27,6 @@ _DELETION_SECONDS: Final = 60.0
 # The newest starts of each of the newest revisions are remembered, up to these numbers.
 _STARTS: Final = 32
 _REVISIONS: Final = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodView:
-    """A pod, reduced to what `supply_of` reads. Times in seconds since 1970.
-
-    Attributes:
-        revision: hash of the pod template.
-        scheduled_at: when a node was assigned; None without one.
-        started_at: start of the engine container; None if it does not run.
-        ended_at: end of the last engine container; None if one runs, or none ever ran.
-        restarted: whether the engine container was started before.
-        ready_since: when the pod became ready; None if it is not.
-        unready_since: when the condition Ready became False; None if the pod is ready or has no such condition.
-        unschedulable: why the scheduler assigns no node, else empty.
-        has_room: False if the pod may run on only one node, which has no room for it.
-        failure: why the pod fails, else empty.
-        is_silent: whether the node does not respond.
-        gone_by: end of the grace period; None if the pod is not being deleted.
-    """
-
-    name: str
-    address: str | None = None
-    revision: str = ""
-    scheduled_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    restarted: bool = False
-    ready_since: float | None = None
-    unready_since: float | None = None
-    unschedulable: str = ""
-    has_room: bool = True
-    failure: str = ""
-    is_silent: bool = False
-    gone_by: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +62,7 @@ class StartTimes:
 
     starts: tuple[_Start, ...] = ()
 
-    def learn(self, pods: Iterable[PodView], longest: float) -> StartTimes:
+    def learn(self, pods: Iterable[Pod], longest: float) -> StartTimes:
         """Return the starts with those of ready pods.
 
         Args:
@@ -125,13 +92,13 @@ class StartTimes:
         return self.expected(revision) or (self.expected(self.starts[0].revision) if self.starts else None)
 
 
-def _start_of(pod: PodView, longest: float) -> _Start | None:
-    if pod.ready_since is None or pod.started_at is None or pod.gone_by is not None:
+def _start_of(pod: Pod, longest: float) -> _Start | None:
+    if pod.ready_since is None or pod.started_at is None or pod.is_terminating:
         return None
     load = pod.ready_since - pod.started_at
     if not 0 <= load <= longest:
         return None
-    setup = None if pod.restarted or pod.scheduled_at is None else max(0.0, pod.started_at - pod.scheduled_at)
+    setup = None if pod.engine.restarts or pod.scheduled_at is None else max(0.0, pod.started_at - pod.scheduled_at)
     return _Start(pod.name, pod.revision, pod.started_at, setup, load)
 
 
@@ -145,20 +112,26 @@ class PodSupply:
     passed: float = 0.0
 
 
-def supply_of(pod: PodView, starts: StartTimes, longest: float, time: float) -> PodSupply:
-    """Return the state of a pod at a time. Equal states have equal messages."""
-    if pod.gone_by is not None:
-        if time > pod.gone_by + _DELETION_SECONDS:
+def supply_of(pod: Pod, failure: str, starts: StartTimes, longest: float, time: float) -> PodSupply:
+    """Return the state of a pod at a time. Equal states have equal messages.
+
+    Args:
+        failure: why the pod fails, else empty.
+        longest: seconds in which a container must become ready.
+        time: seconds since 1970.
+    """
+    if pod.gone_at is not None:
+        if time > pod.gone_at + _DELETION_SECONDS:
             return PodSupply(pod.name, "Lost", "is being deleted, and its node does not confirm it")
         return PodSupply(pod.name, "Draining", "is being deleted")
     if pod.is_silent:
         return PodSupply(pod.name, "Lost", "its node does not respond")
     if pod.ready_since is not None:
         return PodSupply(pod.name, "Ready")
-    if pod.unschedulable:
-        return PodSupply(pod.name, "Unschedulable", pod.unschedulable)
-    if pod.failure:
-        return PodSupply(pod.name, "Failing", pod.failure)
+    if pod.no_node:
+        return PodSupply(pod.name, "Unschedulable", pod.no_node)
+    if failure:
+        return PodSupply(pod.name, "Failing", failure)
     if pod.scheduled_at is None:
         return PodSupply(pod.name, "Starting", "waits for the scheduler")
     usual = starts.expected(pod.revision)

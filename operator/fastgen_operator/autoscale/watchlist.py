@@ -17,8 +17,9 @@ from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
-from fastgen_operator.autoscale.supply import PodState, PodSupply, PodView, StartTimes, supply_of
+from fastgen_operator.autoscale.supply import PodState, PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Key
+from fastgen_operator.pods import Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class Subject:
     """A fleet, as observed by the last reconcile.
 
     Attributes:
+        pods: those that have not ended.
+        failures: why pods fail, by their names.
+        without_room: number of pods that may run on only one node, which has no room for them.
         replicas: current `spec.replicas` of the Deployment.
         is_autoscaled: whether the autoscaler decides on the size. If not, the fleet is only measured.
         is_dry_run: whether decisions are only shown.
@@ -40,7 +44,9 @@ class Subject:
     policy: Policy
     model_name: str
     replicas: int
-    pods: tuple[PodView, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    without_room: int = 0
     is_autoscaled: bool = True
     is_dry_run: bool = False
     floor: Floor | None = None
@@ -56,7 +62,10 @@ class Subject:
 
     def supply(self, time: float) -> tuple[PodSupply, ...]:
         """Return the state of each pod at a time in seconds since 1970."""
-        return tuple(supply_of(pod, self.starts, self.startup_deadline, time) for pod in self.pods)
+        return tuple(
+            supply_of(pod, self.failures.get(pod.name, ""), self.starts, self.startup_deadline, time)
+            for pod in self.pods
+        )
 
     def fleet(self, samples: Mapping[str, Sample], supply: Sequence[PodSupply]) -> Fleet:
         """Return the fleet with the newest samples, and pod states from `supply`."""
@@ -69,10 +78,10 @@ class Subject:
             starting=tuple(pod.passed for pod in supply if pod.state == "Starting"),
             # The ReplicaSet controller replaces pods that are being deleted.
             failing=sum(
-                of.state in ("Failing", "Lost") and pod.gone_by is None
+                of.state in ("Failing", "Lost") and not pod.is_terminating
                 for of, pod in zip(supply, self.pods, strict=True)
             ),
-            without_room=sum(not pod.has_room for pod in self.pods),
+            without_room=self.without_room,
             start_seconds=None if usual is None else usual.seconds,
         )
 

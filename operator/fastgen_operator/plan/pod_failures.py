@@ -49,6 +49,12 @@ def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
     return None
 
 
+def summary_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
+    """Return reason and message of a pod's failure; empty without one. `known` are those that pods' Events name."""
+    failure = failure_of(pod) or (known or {}).get(pod.name)
+    return "" if failure is None else f"{failure.reason}: {failure.message}"
+
+
 def state_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
     """Describe the state of a pod that is not ready; the message does not change over time.
 

@@ -11,12 +11,11 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
-from fastgen_operator.autoscale.supply import PodSupply, PodView, StartTimes, supply_of
+from fastgen_operator.autoscale.supply import PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects import Job
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.plan.pod_view import view_of
+from fastgen_operator.plan.pod_failures import Failure, summary_of
 from fastgen_operator.pods import Pod, unschedulable_pods
 from fastgen_operator.quantities import quantity
 
@@ -73,24 +72,33 @@ class Situation:
         return max(min(lowest, bounds.max_replicas), min(bounds.max_replicas, wanted))
 
     @cached_property
-    def views(self) -> tuple[PodView, ...]:
-        """The pods that have not ended, as the autoscaler sees them."""
-        present = [pod for pod in self.observed.pods if not pod.has_ended]
-        # Those do not fit on the node of the volume, even when terminating pods have left it.
-        is_full = self.volume_nodes(present) and not any(pod.is_terminating and pod.node for pod in present)
-        without_room = {pod.name for pod in unschedulable_pods(present)} if is_full else set()
-        return tuple(view_of(pod, self.failures, has_room=pod.name not in without_room) for pod in present)
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of the Deployment that have not ended."""
+        return tuple(pod for pod in self.observed.pods if not pod.has_ended)
+
+    @cached_property
+    def pods_without_room(self) -> int:
+        """How many pods do not fit on the node of the volume, even when terminating pods have left it."""
+        is_full = self.volume_nodes(self.pods) and not any(pod.is_terminating and pod.node for pod in self.pods)
+        return len(unschedulable_pods(self.pods)) if is_full else 0
+
+    @cached_property
+    def pod_failures(self) -> dict[str, str]:
+        """Why pods fail, by their names."""
+        found = {pod.name: summary_of(pod, self.failures) for pod in self.pods}
+        return {name: words for name, words in found.items() if words}
 
     @cached_property
     def starts(self) -> StartTimes:
         """The observed starts of pods."""
-        return self.known_starts.learn(self.views, float(self.spec.startup_deadline_seconds))
+        return self.known_starts.learn(self.pods, float(self.spec.startup_deadline_seconds))
 
     @cached_property
     def supply(self) -> tuple[PodSupply, ...]:
         """Which pods serve, and which do not."""
         longest, time = float(self.spec.startup_deadline_seconds), self.now.timestamp()
-        return tuple(supply_of(view, self.starts, longest, time) for view in self.views)
+        failures = self.pod_failures
+        return tuple(supply_of(pod, failures.get(pod.name, ""), self.starts, longest, time) for pod in self.pods)
 
     def volume_nodes(self, pods: Iterable[Pod]) -> tuple[str, ...]:
         """Return the nodes whose pods hold the ReadWriteOnce volume: normally one, none if pods may run on any."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastgen_operator.autoscale.supply import StartTimes, supply_of
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.pod_view import view_of
+from fastgen_operator.plan.pod_failures import summary_of
 from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
@@ -144,11 +144,10 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
     told = {each["name"]: each for each in resource.get("status", {}).get("supply", {}).get("pods", ())}
     slow = _stragglers(resource)
     deadline = float(resource["spec"].get("startupDeadlineSeconds", _DEADLINE))
-    views = [view_of(pod, {}) for pod in pods]
-    starts = StartTimes().learn(views, deadline)
+    starts = StartTimes().learn(pods, deadline)
     found = []
-    for pod, view in zip(pods, views, strict=True):
-        known = supply_of(view, starts, deadline, now.timestamp())
+    for pod in pods:
+        known = supply_of(pod, summary_of(pod), starts, deadline, now.timestamp())
         state, message = str(known.state), known.message
         if pod.has_ended:
             state, message = "Ended", pod.reason or pod.phase

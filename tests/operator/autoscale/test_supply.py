@@ -10,23 +10,22 @@ import pytest
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.rules.needs import missing_replicas
-from fastgen_operator.autoscale.supply import PodView, StartTime, StartTimes, supply_of
+from fastgen_operator.autoscale.supply import StartTime, StartTimes, supply_of
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.plan.pod_view import view_of
-from fastgen_operator.pods import Pod
+from fastgen_operator.plan.pod_failures import Failure, summary_of
+from fastgen_operator.pods import Container, Pod
 from harness.fluid import FluidFleet, policy
-from harness.objects import container, leaving, pod
+from harness.objects import container, leaving, pod, pod_with
 
 DEADLINE = 1800.0
 # Usually 5 s until the container runs, and 60 s until it is ready.
 USUAL = StartTimes().learn(
-    [PodView(name="first", revision="new", scheduled_at=0.0, started_at=5.0, ready_since=65.0)], DEADLINE
+    [pod_with("first", revision="new", scheduled_at=0.0, started_at=5.0, ready_since=65.0)], DEADLINE
 )
 
 
-def state(view: PodView, time: float, starts: StartTimes = USUAL) -> str:
-    return supply_of(view, starts, DEADLINE, time).state
+def state(pod: Pod, time: float, starts: StartTimes = USUAL, failures: dict[str, Failure] | None = None) -> str:
+    return supply_of(pod, summary_of(pod, failures), starts, DEADLINE, time).state
 
 
 def at(second: int) -> str:
@@ -44,16 +43,12 @@ def seen(*, ready: bool = False, since: int = 0, **status: Any) -> Object:
     return found
 
 
-def view(found: Object, failures: dict[str, Failure] | None = None) -> PodView:
-    return view_of(Pod(found), failures or {})
-
-
 def running(second: int, **more: Any) -> Object:
     return container(state={"running": {"startedAt": at(second)}}, **more)
 
 
 def test_each_state_is_read_from_the_pod() -> None:
-    starting = view(seen(**running(5)))
+    starting = Pod(seen(**running(5)))
     crashed = container(restarts=3, state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": {}})
     silent = seen(**running(5, ready=True))
     silent["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
@@ -61,17 +56,18 @@ def test_each_state_is_read_from_the_pod() -> None:
     gated["status"]["conditions"].append({"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"})
     mounting = seen()
     views = {
-        "Ready": view(seen(ready=True, since=60, **running(5, ready=True))),
+        "Ready": Pod(seen(ready=True, since=60, **running(5, ready=True))),
         "Starting": starting,
-        "Unschedulable": view(pod("new", scheduled="0/3 nodes are available")),
-        "Failing": view(seen(**crashed)),
-        "Lost": view(silent),
-        "Draining": view(leaving(seen(ready=True), until=at(90))),
+        "Unschedulable": Pod(pod("new", scheduled="0/3 nodes are available")),
+        "Failing": Pod(seen(**crashed)),
+        "Lost": Pod(silent),
+        "Draining": Pod(leaving(seen(ready=True), until=at(90))),
     }
     assert {name: state(one, EPOCH + 20) for name, one in views.items()} == {name: name for name in views}
-    assert state(view(gated), EPOCH) == "Unschedulable"
-    assert state(view(mounting), EPOCH) == "Starting"
-    assert state(view(mounting, {"chat-new-x": Failure("FailedMount", "no such Secret")}), EPOCH) == "Failing"
+    assert state(Pod(gated), EPOCH) == "Unschedulable"
+    assert state(Pod(mounting), EPOCH) == "Starting"
+    failures = {"chat-new-x": Failure("FailedMount", "no such Secret")}
+    assert state(Pod(mounting), EPOCH, failures=failures) == "Failing"
     assert state(views["Draining"], EPOCH + 90 + 61) == "Lost"
 
 
@@ -79,7 +75,7 @@ def test_a_pod_that_waits_for_its_readiness_gates_is_not_lost() -> None:
     found = seen(**running(5, ready=True))
     found["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
     found["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
-    assert state(view(found), EPOCH + 20) == "Starting"
+    assert state(Pod(found), EPOCH + 20) == "Starting"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +90,7 @@ def test_a_pod_that_waits_for_its_readiness_gates_is_not_lost() -> None:
     ],
 )
 def test_a_start_that_takes_much_longer_than_usual_fails(fields: dict[str, Any], seconds: float) -> None:
-    found = PodView(**{"name": "chat-x", "revision": "new", "scheduled_at": 0.0, **fields})
+    found = pod_with("chat-x", **{"revision": "new", "scheduled_at": 0.0, **fields})
     assert state(found, seconds) == "Starting"
     assert state(found, seconds + 1) == "Failing"
 
@@ -105,20 +101,21 @@ def test_an_engine_that_just_ended_is_not_failing_yet() -> None:
         container(state={"terminated": ended}),
         container(restarts=1, state={"waiting": {}}, lastState={"terminated": ended}),
     ):
-        assert state(view(seen(**status)), EPOCH + 9010) == "Starting"
+        assert state(Pod(seen(**status)), EPOCH + 9010) == "Starting"
 
 
 def test_a_quick_start_may_take_a_minute() -> None:
-    quick = PodView(name="quick", revision="new", scheduled_at=0.0, started_at=0.0, ready_since=4.0)
+    quick = pod_with("quick", revision="new", scheduled_at=0.0, started_at=0.0, ready_since=4.0)
     starts = StartTimes().learn([quick], DEADLINE)
-    assert state(replace(quick, name="other", ready_since=None), 59.0, starts) == "Starting"
-    assert state(replace(quick, name="other", ready_since=None), 61.0, starts) == "Failing"
+    other = pod_with("other", revision="new", scheduled_at=0.0, started_at=0.0)
+    assert state(other, 59.0, starts) == "Starting"
+    assert state(other, 61.0, starts) == "Failing"
 
 
 def test_a_node_whose_clock_is_behind_does_not_make_its_pods_fail() -> None:
     """The container seems to have run for ten minutes when it starts."""
-    behind = PodView(name="x", revision="new", scheduled_at=1000.0, started_at=400.0)
-    starts = StartTimes().learn([PodView(name="y", revision="new", scheduled_at=0, started_at=0, ready_since=60)], 9e9)
+    behind = pod_with("x", revision="new", scheduled_at=1000.0, started_at=400.0)
+    starts = StartTimes().learn([pod_with("y", revision="new", scheduled_at=0, started_at=0, ready_since=60)], 9e9)
     assert state(behind, 1010.0, starts) == "Starting"
     assert state(behind, 1130.0, starts) == "Failing", "later than twice the usual minute"
 
@@ -126,19 +123,19 @@ def test_a_node_whose_clock_is_behind_does_not_make_its_pods_fail() -> None:
 # --- start times
 
 
-def ready(name: str, scheduled: float, started: float, since: float, **fields: Any) -> PodView:
+def ready(name: str, scheduled: float, started: float, since: float, **fields: Any) -> Pod:
     times = {"scheduled_at": scheduled, "started_at": started, "ready_since": since}
-    return PodView(**{"name": name, "revision": "new", **times, **fields})
+    return pod_with(name, **{"revision": "new", **times, **fields})
 
 
 def test_a_start_is_learned_from_the_containers_start() -> None:
     """Not from the pod's creation: it may have waited for a node for hours."""
-    found = view(seen(ready=True, since=65, **running(5, ready=True)))
+    found = Pod(seen(ready=True, since=65, **running(5, ready=True)))
     assert StartTimes().learn([found], DEADLINE).expected("new") == StartTime(5.0, 60.0)
 
 
 def test_a_restart_in_place_does_not_look_like_a_start_of_hours() -> None:
-    restarted = ready("chat-x", 0.0, 10_800.0, 10_860.0, restarted=True)
+    restarted = ready("chat-x", 0.0, 10_800.0, 10_860.0, engine=Container(restarts=1))
     assert StartTimes().learn([restarted], DEADLINE).expected("new") == StartTime(0.0, 60.0)
     before = StartTimes().learn([ready("chat-x", 0.0, 10.0, 70.0)], DEADLINE)
     assert before.learn([restarted], DEADLINE).expected("new") == StartTime(10.0, 60.0)

@@ -139,7 +139,7 @@ def test_pods_without_room_are_those_that_the_node_of_the_volume_does_not_accept
     for access_mode, expected, without_room in (("ReadWriteOnce", nodes, waiting), ("ReadWriteMany", (), 0)):
         seen = situation(Observed(cached(access_mode), pods=tuple(map(Pod, pods))))
         assert seen.volume_nodes(seen.observed.pods) == expected
-        assert sum(not view.has_room for view in seen.views) == without_room
+        assert seen.pods_without_room == without_room
 
 
 LIMITED: Object = {"conditions": [{"type": "ScalingLimited", "status": "True", "reason": "VolumeOnOneNode"}]}

@@ -8,9 +8,9 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.rules.release import Release
 from fastgen_operator.autoscale.rules.schedules import Floor
-from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP, policy
+from harness.objects import pod_with
 
 SCRAPE = 5.0
 WINDOW = 60.0
@@ -36,7 +36,7 @@ class OwnedFleet:
             for name in names:
                 served = self.served.get(name, 0.0) + self.load * PROMPT_RATE * SCRAPE / self.size
                 self.served[name] = served
-            views = (PodView(name=name, scheduled_at=0.0, started_at=0.0, ready_since=1.0) for name in names)
+            views = (pod_with(name, scheduled_at=0.0, started_at=0.0, ready_since=1.0) for name in names)
             subject = Subject(
                 uid="u",
                 policy=policy(down_window=WINDOW, max_replicas=20),

@@ -10,9 +10,9 @@ from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling, rate_limits_of
-from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
+from harness.objects import pod_with
 
 
 def limits(**autoscaling: Any) -> RateLimits:
@@ -74,7 +74,7 @@ def test_more_than_allowed_since_the_bounds_changed_removes_none() -> None:
 
 
 def loaded_fleet(replicas: int, rules: RateLimits, **bounds: float) -> Subject:
-    views = tuple(PodView(name=f"chat-{n}", scheduled_at=0.0, started_at=0.0, ready_since=1.0) for n in range(replicas))
+    views = tuple(pod_with(f"chat-{n}", scheduled_at=0.0, started_at=0.0, ready_since=1.0) for n in range(replicas))
     return Subject(
         uid="u",
         policy=policy(**bounds),

@@ -15,9 +15,9 @@ from fastgen_operator.api.autoscaling import CRON_PATTERN, Autoscaling
 from fastgen_operator.autoscale.decision import Change, Decision, Limit
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.rules.schedules import Floor, explained, faults, timetable, with_floor
-from fastgen_operator.autoscale.supply import PodView
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
+from harness.objects import pod_with
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = {
@@ -184,7 +184,7 @@ def test_the_schedule_is_the_reason_where_its_floor_is_the_bound() -> None:
 
 
 def idle_fleet(replicas: int, floor: Floor | None) -> Subject:
-    pods = tuple(PodView(name=f"chat-{n}", scheduled_at=0.0, started_at=0.0, ready_since=1.0) for n in range(replicas))
+    pods = tuple(pod_with(f"chat-{n}", scheduled_at=0.0, started_at=0.0, ready_since=1.0) for n in range(replicas))
     rules = policy(down_window=20.0)
     return Subject(uid="u", policy=rules, model_name="m", replicas=replicas, pods=pods, floor=floor)
 

@@ -39,6 +39,10 @@ class _RandomTensor:
     shape: tuple[int, ...]
     device: torch.device
 
+    def values(self) -> torch.Tensor:
+        """Return the values, which are float32."""
+        return self.float32()
+
     def float32(self) -> torch.Tensor:
         """Return random values for a matrix, and ones for a norm."""
         if len(self.shape) == 1:

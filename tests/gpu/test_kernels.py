@@ -352,6 +352,9 @@ class Fixed:
         values = torch.randn(shape, generator=generator)
         self._values = values * 0.15 if len(shape) > 1 else values * 0.1 + 1
 
+    def values(self) -> torch.Tensor:
+        return self._values
+
     def float32(self) -> torch.Tensor:
         return self._values
 

@@ -93,6 +93,10 @@ class GGUFTensor:
         start, size = first_value // block * block_bytes, math.prod(shape) // block * block_bytes
         self._raw = raw[start : start + size]
 
+    def values(self) -> torch.Tensor:
+        """Read the exact values as float32."""
+        return self.float32()
+
     def float32(self) -> torch.Tensor:
         """Read the exact values as float32."""
         values = _unpaired(dequantise(self._raw, self._kind).reshape(self._shape), self._heads)

@@ -88,6 +88,10 @@ class FloatTensor:
     def __init__(self, read: Callable[[], torch.Tensor]) -> None:
         self._read = read
 
+    def values(self) -> torch.Tensor:
+        """Read the values in their stored type."""
+        return self._read()
+
     def float32(self) -> torch.Tensor:
         """Read the values as float32."""
         return self._read().to(torch.float32)

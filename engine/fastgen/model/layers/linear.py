@@ -29,6 +29,7 @@ from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choi
 
 log = logging.getLogger("fastgen.model")
 
+_CPU = torch.device("cpu")
 _PACKED_FOR_ROWS = 256
 _TESTED_ROWS = (1, 2, 7, 16, 65, 129, 300)
 # For weights as large as a head, which take long and are used for few rows.
@@ -194,7 +195,7 @@ class PackedFormat(WeightFormat):
         Raises:
             ConfigError: if the environment selects oneDNN and it gives wrong results.
         """
-        weight = stacked(parts).to(self._dtype)
+        weight = stacked(parts, self._dtype)
         if self._kind is OneDNNLinear and weight.shape not in self._tried:
             fault = packing_fault(self._kind, weight)
             if fault is not None and os.environ.get(LINEAR_VARIABLE):
@@ -207,9 +208,14 @@ class PackedFormat(WeightFormat):
         return self._kind(weight)
 
 
-def stacked(parts: Sequence[StoredTensor]) -> torch.Tensor:
-    """Concatenate the rows of matrices, in float32."""
-    return parts[0].float32() if len(parts) == 1 else torch.cat([part.float32() for part in parts])
+def stacked(parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
+    """Concatenate the rows of matrices on the device, which converts them from their stored types."""
+    stored = [part.values() for part in parts]
+    matrices = [values.to(device).to(dtype) for values in stored]
+    if len(matrices) > 1:
+        return torch.cat(matrices)
+    # Pages of a mapped file may be evicted, and a step must not wait for the disk.
+    return matrices[0].clone() if matrices[0] is stored[0] else matrices[0]
 
 
 def packing_fault(kind: LinearKind, weight: torch.Tensor) -> str | None:

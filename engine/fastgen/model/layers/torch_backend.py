@@ -42,7 +42,7 @@ class TorchFormat(WeightFormat):
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return torch's product."""
-        matrix = stacked(parts).to(self._device, self._dtype)
+        matrix = stacked(parts, self._dtype, self._device)
         self._last = (parts[0], matrix) if len(parts) == 1 else None
         return PlainLinear(matrix)
 
@@ -50,7 +50,7 @@ class TorchFormat(WeightFormat):
         """Return the matrix on the device, which a tied head shares."""
         if self._last is not None and self._last[0] is part:
             return DeviceTable(self._last[1])
-        return DeviceTable(part.float32().to(self._device, self._dtype))
+        return DeviceTable(stacked([part], self._dtype, self._device))
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""

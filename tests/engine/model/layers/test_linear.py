@@ -16,7 +16,9 @@ from fastgen.model.layers.linear import (
     PlainLinear,
     TiledLinear,
     packing_fault,
+    stacked,
 )
+from support.recording_gpu import RecordingGPU
 
 PACKED = [
     TiledLinear,
@@ -110,3 +112,41 @@ def test_a_wrong_or_missing_onednn_product_raises_an_error_with_the_reason(
     assert fault in str(packing_fault(kind, torch.randn(64, 48)))
     with pytest.raises(ConfigError, match=f"FASTGEN_CPU_LINEAR=onednn cannot be used here: .*{fault}.*choose tiled"):
         placed(torch.randn(64, 48))
+
+
+class Bfloat16(FloatTensor):
+    """A stored tensor that must not be read as float32, which takes six times as long."""
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__(lambda: matrix)
+
+    def float32(self) -> torch.Tensor:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_matrices_are_read_in_their_stored_type(number: int) -> None:
+    stored = [torch.randn(4, 6).bfloat16() for _ in range(number)]
+    for dtype in (torch.bfloat16, torch.float32):
+        assert torch.equal(stacked([Bfloat16(matrix) for matrix in stored], dtype), torch.cat(stored).to(dtype))
+
+
+def test_a_single_matrix_does_not_stay_a_part_of_its_file() -> None:
+    matrix = torch.randn(4, 6).bfloat16()
+    assert stacked([Bfloat16(matrix)], torch.bfloat16).data_ptr() != matrix.data_ptr()
+
+
+def test_matrices_are_converted_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[tuple[str, object]] = []
+    to = torch.Tensor.to
+
+    def recorded(tensor: torch.Tensor, what: torch.device | torch.dtype) -> torch.Tensor:
+        converted.append((tensor.device.type, what))
+        return to(tensor, what)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    stored = [Bfloat16(torch.zeros(rows, 6, dtype=torch.bfloat16)) for rows in (3, 5)]
+    with RecordingGPU().installed() as device:
+        matrix = stacked(stored, torch.float16, device)
+    assert (matrix.device.type, matrix.dtype, matrix.shape) == ("cuda", torch.float16, (8, 6))
+    assert converted == [("cpu", device), ("cuda", torch.float16)] * 2

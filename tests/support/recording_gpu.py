@@ -67,9 +67,10 @@ class Stream:
 
 @dataclass
 class Event:
-    """Stands in for `torch.cuda.Event`."""
+    """Stands in for `torch.cuda.Event`; if it is not `blocking`, the host spins while it waits."""
 
     gpu: RecordingGPU
+    blocking: bool = False
     of: str = "nothing"
 
     def record(self) -> None:
@@ -126,7 +127,7 @@ class RecordingGPU:
         with ExitStack() as stack:
             for name, stand_in in (
                 ("Stream", self._new_stream),
-                ("Event", lambda *_args, **_options: Event(self)),
+                ("Event", lambda **options: Event(self, **options)),
                 ("stream", self._on),
                 ("current_stream", lambda *_args: self.stream),
                 ("synchronize", lambda *_args: self.record.append(Wait("host", "device"))),

@@ -62,6 +62,7 @@ def test_a_download_is_a_pinned_copy_whose_event_alone_is_waited_for() -> None:
     there, event, waited = gpu.record
     assert there == Copy("cpu", MAIN, pinned=True, non_blocking=True, shape=(7,))
     assert isinstance(event, Event)
+    assert event.blocking, "the host spins while it waits"
     assert waited == Wait("host", event.of)
 
 

@@ -45,6 +45,7 @@ def download(values: torch.Tensor) -> HostCopy:
         return HostCopy(values, None)
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     copy.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    # Otherwise the wait would spin, and take a core from grammars and the HTTP process for most of a step.
+    arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     arrived.record()
     return HostCopy(copy, arrived)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 standins.install()
 
 from fastgen.config import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
-from fastgen.core.request import Request, SamplingParams  # noqa: E402
+from fastgen.core.constraint import NewConstraint  # noqa: E402
+from fastgen.core.request import FinishReason, Grammar, Pooling, Request, SamplingParams  # noqa: E402
 from fastgen.core.sequence import RowParameters, Sequence  # noqa: E402
 from fastgen.core.step_output import TokenLogprobs  # noqa: E402
 from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
@@ -52,6 +54,7 @@ from fastgen.model.layers.weights import DecoderWeights  # noqa: E402
 from fastgen.model.step_input import StepInput, StepInputBuilder  # noqa: E402
 from fastgen.runner.gpu_runner import GPURunner  # noqa: E402
 from fastgen.runner.graphs import CUDAGraphCapture, Graph, GraphCapture, StepGraphs, token_counts  # noqa: E402
+from fastgen.runner.loader import gpu_runner, with_cache  # noqa: E402
 from fastgen.sampling.device_rows import DeviceRows  # noqa: E402
 
 NEEDS_GPU = [
@@ -449,6 +452,106 @@ def test_generations_on_a_gpu_equal_those_on_the_cpu(device: torch.device, kind:
         return tokens
 
     assert generate(device) == generate(CPU)
+
+
+class EvenTokens:
+    """A grammar that allows even tokens, and the grammars of an engine that have only this one."""
+
+    end: FinishReason | None = None
+    is_pending = False
+
+    def fill_mask(self, mask: memoryview) -> None:
+        for word in range(len(mask)):
+            mask[word] = 0x55555555
+
+    def accept(self, token: int) -> None:
+        assert token % 2 == 0
+
+    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
+        compiled = Future[NewConstraint]()
+        compiled.set_result(EvenTokens)
+        return compiled
+
+    def prepare(self) -> None:
+        """Do nothing: there are no tables."""
+
+    def fill_masks(self, _constraints: Any, masks: memoryview) -> list[int]:
+        self.fill_mask(masks)
+        return []
+
+
+def requests_of_all_kinds() -> list[Request]:
+    """Return requests with grammars, logprobs and pooling; each is asked twice."""
+    grammar = Grammar(kind="json_object")
+    samplings = [
+        SamplingParams(temperature=0, max_tokens=8, grammar=grammar),
+        SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True, grammar=grammar, logprobs=1),
+        SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0),
+        SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=20, prompt_logprobs=2),
+    ]
+    poolings = [Pooling(method="last"), Pooling(method="mean"), Pooling(method="logprobs", token_ids=(3, 7))]
+    prompts = [random.Random(number).choices(range(3, 331), k=9 + 5 * number) for number in range(7)]
+    generated = [{"prompt_token_ids": prompt, "sampling": how} for prompt, how in zip(prompts, samplings, strict=False)]
+    pooled = [{"prompt_token_ids": prompt, "pooling": how} for prompt, how in zip(prompts[4:], poolings, strict=True)]
+    return [Request(id=f"{number}-{copy}", **each) for number, each in enumerate(generated + pooled) for copy in "ab"]  # type: ignore[arg-type]
+
+
+def results(runner: GPURunner) -> tuple[dict[str, list[int]], torch.Tensor, set[str | None]]:
+    """Return the tokens, the numbers of logprobs and pooling, and the reasons of eager steps.
+
+    A last request has logprobs of more prompt tokens than a graph has rows for.
+    """
+    config = EngineConfig(model="", token_budget=128, max_sequences=8, chunking="greedy")
+    engine = Engine(runner, config, grammars=EvenTokens())
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+    long = Request(id="long", prompt_token_ids=list(range(3, 93)), sampling=sampling)
+    tokens: dict[str, list[int]] = {}
+    numbers: dict[str, list[float]] = {}
+    reasons: set[str | None] = set()
+    for asked in (requests_of_all_kinds(), [long]):
+        for request in asked:
+            tokens[request.id], numbers[request.id] = [], []
+            engine.add(request)
+        while engine.has_work:
+            report = engine.step()
+            if report.step.prefill_tokens + report.step.decode_tokens:
+                reasons.add(report.step.eager_reason)
+            for output in report.outputs:
+                tokens[output.request_id] += output.token_ids
+                found = numbers[output.request_id]
+                found += [entry.logprob for entry in (*(output.prompt_logprobs or ()), *(output.logprobs or ()))]
+                found += np.frombuffer(output.pooled or b"", np.float32).tolist()
+    assert len(numbers["long"]) == 89
+    return tokens, torch.tensor([number for found in numbers.values() for number in found]), reasons
+
+
+def check_results(runner: GPURunner, kind: str) -> set[str | None]:
+    """Compare all kinds of results with the CPU's; return the reasons of eager steps."""
+    expected_tokens, expected_numbers, _ = results(runner_of(kind, CPU, torch.float32))
+    tokens, numbers, reasons = results(runner)
+    assert tokens == expected_tokens
+    torch.testing.assert_close(numbers, expected_numbers, atol=2e-3, rtol=1e-3)
+    return reasons
+
+
+@table(kind=MODELS)
+def test_grammars_logprobs_and_pooling_on_a_gpu_equal_those_on_the_cpu(device: torch.device, kind: str) -> None:
+    runner = runner_of(kind, device, torch.float32)
+    assert check_results(runner, kind) == {"off"}
+    runner.capture_graphs((8, 32, 128), capture_on(device))
+    assert check_results(runner, kind) == {None, "prompt_logprobs"}
+
+
+@table(kind=MODELS)
+def test_a_runner_of_the_loader_gives_the_cpus_results(device: torch.device, kind: str) -> None:
+    config = EngineConfig(
+        model="", device=device.type, token_budget=128, max_sequences=8, max_model_length=256, block_size=BLOCK_SIZE,
+        kv_cache_memory=8 << 20, swap_space=4 << 20,
+    )  # fmt: skip
+    runner = with_cache(model_of(kind, device, torch.float32), config, gpu_runner)
+    assert runner.num_host_blocks > 0
+    assert (runner.graphs is not None) == (device.type == "cuda")
+    check_results(runner, kind)
 
 
 # --- Graphs, and copies beside the forward pass ---

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastgen.config import ConfigError, EngineConfig
@@ -18,7 +20,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
 from fastgen.model.processor import choose_cpu_dtype
-from fastgen.model.step_input import StepInputBuilder
+from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
 
@@ -129,15 +131,15 @@ def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tup
 
 
 def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
-    """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step.
+    """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step and others.
 
-    The step runs over a cache of one block, which is overwritten: its results are meaningless. CUDA graphs are captured
-    over this cache to learn their size, and again over the real cache.
+    The steps run over a cache of one block, which is overwritten: their results are meaningless. CUDA graphs are
+    captured over this cache to learn their size, and again over the real cache.
     """
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    graph_bytes = run_peak_step(model, config, make_runner)
+    graph_bytes = run_first_steps(model, config, make_runner)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
@@ -146,13 +148,15 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
-def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
+def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
     """Run a step with the whole token budget, in which as many sequences as may run sample with all features.
+
+    Then run steps of fewer tokens with none of them: whatever a request asks for, its kernels are compiled now, and not
+    while others wait for their tokens.
 
     Returns:
         Bytes of the runner's CUDA graphs.
     """
-    size = config.block_size
     longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
     lengths = [1] * (config.sequence_limit - 1)
     left = config.most_tokens - len(lengths)
@@ -160,21 +164,32 @@ def run_peak_step(model: Model[Any], config: EngineConfig, make_runner: MakeRunn
         lengths.append(min(left, longest))
         left -= lengths[-1]
     sampling = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=MOST_LOGPROBS, seed=0)
+    peak = _step(lengths, config.sequence_limit, sampling, config.block_size)
+    peak = replace(peak, masked=np.arange(len(peak.sampled), dtype=np.int32))
+    cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.cache_dtype)
+    runner = make_runner(model, cache, config, longest)
+    sizes = [1 << power for power in range(min(longest, config.most_tokens).bit_length())]
+    plain = [_step([size], 1, SamplingParams(temperature=0), config.block_size) for size in sizes]
+    mask = np.full(-(-model.architecture.vocab_size // 32), ~np.uint32(0))
+    for step in (peak, *plain):
+        ticket = runner.launch(step)
+        ticket.sample([mask] * len(step.masked))
+        ticket.result()
+    return 0 if runner.graphs is None else runner.graphs.num_bytes
+
+
+def _step(lengths: list[int], num_sampled: int, sampling: SamplingParams, block_size: int) -> StepInput:
+    """Return a step of prompts of these lengths over one block; the first `num_sampled` sample a token."""
     chunks = []
     for number, length in enumerate(lengths):
-        # Prompts beyond the limit of sequences do not sample: one more token is left to compute.
-        tokens = [0] * (length + (number >= config.sequence_limit))
+        # A token is left to compute of the others.
+        tokens = [0] * (length + (number >= num_sampled))
         request = Request(id="", prompt_token_ids=tokens, sampling=sampling)
         sequence = Sequence(request, ordinal=number, arrival=0.0, seed=0)
-        sequence.block_table = [0] * -(-length // size)
+        sequence.block_table = [0] * -(-length // block_size)
         chunks.append(Chunk(sequence, 0, length))
     plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
-    cache = KVCache(model.kv_shape, 1, size, device=model.device, dtype=model.cache_dtype)
-    runner = make_runner(model, cache, config, longest)
-    ticket = runner.launch(StepInputBuilder(size).build(plan))
-    ticket.sample([])
-    ticket.result()
-    return 0 if runner.graphs is None else runner.graphs.num_bytes
+    return StepInputBuilder(block_size).build(plan)
 
 
 def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:

@@ -20,7 +20,7 @@ from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.source import ModelSource
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
-from fastgen.runner.device import run_peak_step
+from fastgen.runner.device import run_first_steps
 from fastgen.runner.loader import host_runner, load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from support.driving import FewBlocks, execute, generate, run_in_chunks, sequence
@@ -169,16 +169,17 @@ def test_a_missing_gpu_is_an_error_without_fallback(gpt2: Path, monkeypatch: pyt
         load_runner(ModelSource.open(str(gpt2)), config, lambda _stage, _fraction: None)
 
 
-def test_the_peak_step_has_the_token_budget_and_samples_every_sequence(gpt2: Path) -> None:
+def test_the_first_step_has_the_token_budget_and_samples_every_sequence(gpt2: Path) -> None:
     model = adapted(gpt2)
     rows: list[int] = []
     run, head = model.forward, model.head
     model.forward = lambda step, cache: rows.append(step.num_rows) or run(step, cache)  # type: ignore[func-returns-value,method-assign]
     model.head = lambda hidden: rows.append(len(hidden)) or head(hidden)  # type: ignore[func-returns-value,method-assign]
-    run_peak_step(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16), host_runner)
-    assert rows == [128, 40]
-    run_peak_step(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16), host_runner)
-    assert rows[2:] == [4096, 40]
+    run_first_steps(model, EngineConfig(model="", token_budget=128, max_sequences=40, block_size=16), host_runner)
+    assert rows[:2] == [128, 40]
+    rows.clear()
+    run_first_steps(model, EngineConfig(model="", token_budget=4096, max_sequences=40, block_size=16), host_runner)
+    assert rows[:2] == [4096, 40]
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def _score_chunks(
     tl.store(num_before + place, tl.sum(is_before.to(tl.int32)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _score_rows(
     logits, rows, tokens, chunk_max, chunk_sum, num_before, group_max, groups, keys, packed,
     vocabulary, num_chunks, logits_stride, num_top,

@@ -272,7 +272,7 @@ def _threshold(scores, vocabulary, wanted, least, mean, KEY: tl.constexpr, TILE:
     return low.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _commit_tokens(
     tokens, slots, positions, columns, lists, counts, last_tokens, num_rows, vocabulary, BLOCK: tl.constexpr
 ):

@@ -1,0 +1,110 @@
+"""Kernels are compiled at start: a first request that needs another would stall all streams for seconds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastgen.config import EngineConfig
+from fastgen.core.request import FinishReason, Grammar, Pooling, Request, SamplingParams
+from fastgen.engine.core import Engine
+from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.native import load_on_gpu
+from fastgen.model.source import ModelSource
+from fastgen.runner.device import run_first_steps
+from fastgen.runner.gpu_runner import GPURunner
+from fastgen.runner.interface import Runner
+from support.given_grammars import Given
+from support.kernel_keys import KernelKeys
+from support.simulated_graphs import SimulatedCapture
+from support.tiny_models import VOCABULARY, saved
+from support.workloads import random_requests
+
+pytestmark = pytest.mark.slow  # over five seconds
+
+BLOCK_SIZE, LONGEST, SEQUENCES = 16, 160, 8
+
+
+@dataclass
+class Anything:
+    """A grammar that allows every token."""
+
+    end: FinishReason | None = None
+    is_pending: bool = False
+
+    def fill_mask(self, mask: memoryview) -> None:
+        mask[:] = memoryview(bytes(b"\xff" * mask.nbytes)).cast("I")
+
+    def accept(self, token: int) -> None:
+        """Nothing depends on the tokens."""
+
+
+def samplings(rng: random.Random, number: int) -> list[SamplingParams]:
+    """Return sampling parameters that together use every feature."""
+    grammar, length = Grammar(kind="json_object"), rng.randint(1, 12)
+    return [
+        SamplingParams(temperature=0, max_tokens=length, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=length, grammar=grammar),
+        SamplingParams(temperature=0.9, seed=number, max_tokens=length, grammar=grammar, logprobs=2, min_tokens=2),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=number, max_tokens=length, logprobs=0),
+        SamplingParams(temperature=0.8, min_p=0.1, top_k=5, seed=number, max_tokens=length, logprobs=1),
+        SamplingParams(temperature=1, typical_p=0.5, seed=number, max_tokens=length, logprobs=16),
+        SamplingParams(temperature=0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=length, logprobs=20),
+        SamplingParams(temperature=0, logit_bias=((7, 3.0),), max_tokens=length, prompt_logprobs=0),
+        SamplingParams(temperature=0, bad_words=((5,), (6, 7)), max_tokens=length, prompt_logprobs=1),
+    ]
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    asked = random_requests(count, seed, longest=90, vocabulary=VOCABULARY, samplings=samplings)
+    poolings = (Pooling(method="last"), Pooling(method="mean"), Pooling(method="logprobs", token_ids=(3, 7)))
+    pooled = [
+        Request(id=pooling.method, prompt_token_ids=list(range(3, 40 + number)), pooling=pooling)
+        for number, pooling in enumerate(poolings)
+    ]
+    return asked + pooled
+
+
+def run(runner: Runner, asked: list[Request], config: EngineConfig) -> None:
+    """Run requests that come one by one, then all at once."""
+    engine = Engine(runner, config, grammars=Given(*(Anything() for _ in asked)))
+    for number, request in enumerate(asked):
+        engine.add(request)
+        while engine.has_work and number < len(asked) // 4:
+            engine.step()
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-moe"])
+def test_no_request_needs_a_kernel_that_was_not_compiled_at_start(family: str, graphs: bool, tmp_path: Path) -> None:
+    source = ModelSource.open(str(saved(family, tmp_path)))
+    model = load_on_gpu(
+        source, torch.device("cpu"), torch.bfloat16, max_model_length=LONGEST, progress=lambda _fraction: None
+    )
+    config = EngineConfig(
+        model="", token_budget=300, max_sequences=SEQUENCES, max_model_length=LONGEST, block_size=BLOCK_SIZE,
+        swap_space=1, preemption="swap",
+    )  # fmt: skip
+
+    def make_runner(model: Any, cache: KVCache, config: EngineConfig, longest: int) -> GPURunner:
+        runner = GPURunner(model, cache, max_model_length=longest, max_sequences=config.sequence_limit)
+        if graphs:
+            runner.capture_graphs([1, 2, 4, 8, 16, 24], SimulatedCapture())
+        return runner
+
+    with KernelKeys() as start:
+        run_first_steps(model, config, make_runner)
+    cache = KVCache(model.kv_shape, 24, BLOCK_SIZE, num_host_blocks=24, dtype=model.cache_dtype)
+    runner = make_runner(model, cache, config, LONGEST)
+    with KernelKeys() as later:
+        run(runner, requests(30, seed=1), config)
+    assert {name for name, _ in later.keys} >= {"_process_logits", "_score_rows", "_commit_tokens", "_draw"}
+    missing = sorted(later.keys - start.keys)
+    assert not missing, "\n".join(f"{kernel}: {key}" for kernel, key in missing)

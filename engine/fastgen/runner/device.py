@@ -139,12 +139,12 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    graph_bytes = run_first_steps(model, config, make_runner)
+    further_bytes = run_first_steps(model, config, make_runner)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
-    step_bytes = peak + graph_bytes + _longest_context_bytes(model, config) + _SLACK
+    step_bytes = peak + further_bytes + _SLACK
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
@@ -155,7 +155,7 @@ def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRu
     while others wait for their tokens.
 
     Returns:
-        Bytes of the runner's CUDA graphs.
+        Bytes that the runner takes besides these steps' memory: its CUDA graphs, or scratch for the longest context.
     """
     longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
     lengths = [1] * (config.sequence_limit - 1)
@@ -175,6 +175,8 @@ def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRu
         ticket = runner.launch(step)
         ticket.sample([mask] * len(step.masked))
         ticket.result()
+    if isinstance(runner, ModelRunner):
+        return _longest_context_bytes(model, config)
     return 0 if runner.graphs is None else runner.graphs.num_bytes
 
 
@@ -193,7 +195,7 @@ def _step(lengths: list[int], num_sampled: int, sampling: SamplingParams, block_
 
 
 def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:
-    """Return the scratch memory of attention over the longest context: two copies of keys and values, and scores."""
+    """Return the scratch memory of torch's attention over the longest context: two copies of its KV, and scores."""
     longest = config.max_model_length or model.architecture.default_length
     one_layer = model.kv_shape.block_bytes(1) // model.kv_shape.num_layers
     return 2 * longest * one_layer + 5 * MAX_SCRATCH_ELEMENTS

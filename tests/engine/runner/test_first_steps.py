@@ -13,6 +13,7 @@ from fastgen.core.request import MOST_LOGPROBS, SamplingParams
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.model.step_input import StepInput
 from fastgen.runner.device import run_first_steps
+from fastgen.runner.runner import ModelRunner
 
 VOCABULARY = 100
 
@@ -39,6 +40,10 @@ class Recorder:
 
     def result(self) -> None:
         assert self.num_sampled == len(self.steps)
+
+
+class ScratchRecorder(Recorder, ModelRunner):
+    """As a runner of torch's attention, which needs scratch memory."""
 
 
 def first_steps(budget: int, max_sequences: int, runner: Recorder) -> tuple[list[StepInput], int]:
@@ -77,3 +82,10 @@ def test_smaller_steps_follow_with_no_feature_at_all() -> None:
         assert len(step.sampled) == 1
         assert len(step.masked) == 0
         assert new.sampling == SamplingParams(temperature=0)
+
+
+def test_only_torch_attention_is_given_scratch_memory_for_the_longest_context() -> None:
+    _, of_kernels = first_steps(40, 3, Recorder())
+    _, of_torch = first_steps(40, 3, ScratchRecorder())
+    assert of_kernels == Recorder.graphs.num_bytes
+    assert of_torch > 2 * 512 * KVShape(1, 1, 16, 16).block_bytes(1)

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 
@@ -93,9 +94,7 @@ class Fuzzer:
 
     def _validate(self, seed: int, grammar: Grammar, text: bytes) -> None:
         try:
-            is_old = re.search(r'"exclusiveM\w+": (true|false)', grammar.text)
-            draft = jsonschema.Draft4Validator if is_old else jsonschema.Draft202012Validator
-            draft(json.loads(grammar.text)).validate(json.loads(text))
+            jsonschema.Draft202012Validator(_without_draft_4(json.loads(grammar.text))).validate(json.loads(text))
             self.outcomes.add(seed, "valid")
         except jsonschema.ValidationError as error:
             if re.search(r'"multipleOf": \S*[.e]', grammar.text):
@@ -115,6 +114,19 @@ class Fuzzer:
     def close(self) -> None:
         """End the process that rehearses."""
         self._rehearsals.close()
+
+
+def _without_draft_4(schema: Any) -> Any:
+    """Replace the booleans that draft 4 has beside the bounds of numbers."""
+    if isinstance(schema, list):
+        return [_without_draft_4(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _without_draft_4(part) for name, part in schema.items()}
+    for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and inclusive in found:
+            found[exclusive] = found.pop(inclusive)
+    return found
 
 
 def main() -> None:

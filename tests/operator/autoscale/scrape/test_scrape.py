@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _
 from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from fastgen_operator.runtime.settings import Settings
+from harness.objects import pod_with
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -325,6 +326,27 @@ async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
     is_free.set()
     await running[0]
     assert len(autoscaler._begin(lambda _: True)) == 2
+
+
+async def test_only_ready_pods_that_are_not_being_deleted_are_scraped() -> None:
+    asked: list[Target] = []
+
+    async def scrape(_: str, targets: Iterable[Target]) -> dict[Target, Answer]:
+        asked.extend(targets)
+        return {}
+
+    pods = (
+        pod_with("ready", address="10.0.0.1", ready_since=1.0),
+        pod_with("leaving", address="10.0.0.2", ready_since=1.0, is_terminating=True),
+        pod_with("loading", address="10.0.0.3", ready_since=None),
+        pod_with("new", address=None, ready_since=None),
+    )
+    subject = SimpleNamespace(is_autoscaled=True, pods=pods, model_name="chat")
+    fleets = [(("ns", "chat"), subject)]
+    watchlist: Any = SimpleNamespace(subjects=lambda: fleets, open_record=lambda *_: None, scrape_seconds=0.01)
+    scraper: Any = SimpleNamespace(scrape=scrape)
+    await Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None, partial(datetime.now, UTC)).run_once()
+    assert [(target.pod, target.address) for target in asked] == [("ready", "10.0.0.1")]
 
 
 class Keeping:

@@ -20,7 +20,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 # The fields of each API. Tests compare the first with the official client's types. The others are the request types of
-# vLLM at commit 002032ee and SGLang at 004c82e0, with names of older versions that clients still send.
+# vLLM at commit 002032ee and SGLang at 004c82e0, with names of older versions that clients still send, and without
+# fields that cannot change an answer here.
 OPENAI = _names(
     """
     audio background best_of context_management conversation dimensions echo encoding_format frequency_penalty
@@ -34,26 +35,22 @@ OPENAI = _names(
 VLLM = _names(
     """
     activation add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of cache_salt chat_template
-    chat_template_kwargs continue_final_message detokenize documents early_stopping ec_transfer_params echo embed_dtype
-    endianness guided_choice guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern
-    ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logits_processors
-    logprob_token_ids media_io_kwargs min_p min_tokens mm_processor_kwargs normalize priority prompt_embeds
-    prompt_logprobs query reasoning_effort repetition_detection repetition_penalty request_id return_mm_kwargs
-    return_prompt_text return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start
-    session_id skip_special_tokens spaces_between_special_tokens stop_token_ids stream_interval structured_outputs
-    text_1 text_2 thinking_token_budget top_k top_n truncate_prompt_tokens truncation_side use_activation
-    use_beam_search vllm_xargs watermarking
+    chat_template_kwargs continue_final_message detokenize documents early_stopping echo embed_dtype endianness
+    guided_choice guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos include_reasoning
+    include_stop_str_in_output length_penalty logits_processors logprob_token_ids min_p min_tokens normalize priority
+    prompt_embeds prompt_logprobs query reasoning_effort repetition_detection repetition_penalty return_prompt_text
+    return_token_ids return_token_offsets return_tokens_as_token_ids skip_special_tokens stop_token_ids
+    structured_outputs text_1 text_2 thinking_token_budget top_k top_n truncate_prompt_tokens truncation_side
+    use_activation use_beam_search vllm_xargs watermarking
     """
 )
 SGLANG = _names(
     """
-    bootstrap_host bootstrap_port bootstrap_room cache_salt chat_template_kwargs continue_final_message custom_labels
-    custom_logit_processor custom_params data_parallel_rank disagg_prefill_dp_rank ebnf extra_key ignore_eos
-    images_config input_ids json_schema lora_path max_dynamic_patch min_dynamic_patch min_p min_tokens ngram_corpus_id
-    no_stop_trim priority reasoning regex repetition_penalty return_cached_tokens_details return_hidden_states
-    return_meta_info return_prompt_token_ids return_routed_experts return_token_ids rid routed_dp_rank
-    routed_experts_start_len separate_reasoning session_id session_params skip_special_tokens stop_regex stop_token_ids
-    stream_reasoning task top_k use_audio_in_video
+    cache_salt chat_template_kwargs continue_final_message custom_logit_processor custom_params ebnf extra_key
+    ignore_eos input_ids json_schema lora_path min_p min_tokens no_stop_trim priority reasoning regex repetition_penalty
+    return_cached_tokens_details return_hidden_states return_meta_info return_prompt_token_ids return_routed_experts
+    return_token_ids separate_reasoning session_params skip_special_tokens stop_regex stop_token_ids stream_reasoning
+    task top_k
     """
 )
 
@@ -82,7 +79,8 @@ What the server does with each field of OpenAI's API, and of vLLM's and SGLang's
 - **no effect**: accepted with any value, because it cannot change the answer.
 - –: not a field of this endpoint.
 
-`null` is always accepted and means the default. Fields that are not in this table are ignored.
+`null` is always accepted and means the default. Fields that are not in this table are ignored: of other servers, those
+that cannot change an answer here, such as routing hints, ids of requests and settings for images.
 
 `tools[].function.strict` (chat) and `tools[].strict` (responses): `true` is rejected with the function's name if its
 schema cannot be enforced. The defaults are OpenAI's: `false` in chat completions, and `true` in responses where the

@@ -150,13 +150,17 @@ def test_continuous_usage_counts_no_token_in_the_role_chunk(scripted: Serving) -
         ("service_tier", "bogus"),
         ("verbosity", "low"),
         ("reasoning_effort", "bogus"),
-        ("kv_transfer_params", {"do_remote_decode": True}),
         ("lora_path", "adapter"),
     ],
 )
 def test_an_unsupported_field_is_rejected_by_name(scripted: Serving, field: str, value: object) -> None:
     refused = error(scripted, "/v1/chat/completions", {"messages": HI, field: value})
     assert (refused["param"], refused["type"]) == (field, "invalid_request_error")
+
+
+def test_fields_of_other_servers_that_cannot_change_the_answer_are_ignored(scripted: Serving) -> None:
+    hints = {"kv_transfer_params": {"do_remote_decode": True}, "request_id": "a", "rid": "b", "data_parallel_rank": 1}
+    assert ok(scripted, "/v1/chat/completions", {"messages": HI, "max_tokens": 2, **hints})["choices"]
 
 
 def test_a_request_may_bring_its_chat_template_if_the_server_allows_it(tmp_path: Path, scripted: Serving) -> None:

@@ -1,4 +1,4 @@
-"""No request field that clients know is silently ignored: each is honoured, refused by name, or without effect."""
+"""No request field that changes an answer is silently ignored: each is honoured, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Request fields of OpenAI, vLLM and SGLang that this server does not implement.
 
-A field is rejected by name, or accepted if it cannot change the answer. Implemented fields are in `protocol.py`.
+A field is rejected by name, or accepted if it cannot change the answer. Of other servers, only fields that can change
+it are listed: the rest is ignored, as unknown fields are. Implemented fields are in `protocol.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ def ignored(why: str) -> Any:
     return optional(AfterValidator(lambda _: None), Ignored(why))
 
 
-_ONE_PROCESS = "a server has one engine"
 _TEXT_ONLY = "only text models are supported"
 _NOT_STORED = "nothing is stored"
 _NO_BEAMS = "beam search is not implemented"
@@ -84,24 +84,13 @@ class ExtensionFields(BaseModel):
     length_penalty: Any = refused(_NO_BEAMS, 1.0, 1)
     early_stopping: Any = refused(_NO_BEAMS, False)
     watermarking: Any = refused("watermarks are not implemented", False)
-    spaces_between_special_tokens: Any = ignored("no space is added between special tokens")
     logprob_token_ids: Any = refused("logprobs of given tokens are not implemented; use logprobs")
     logits_processors: Any = refused(_NO_CUSTOM_CODE, [], {})
     detokenize: Any = refused("responses contain text; return_token_ids adds the ids", True)
     prompt_embeds: Any = refused("prompts are text or token ids", [])
-    mm_processor_kwargs: Any = refused(_TEXT_ONLY, {})
-    media_io_kwargs: Any = refused(_TEXT_ONLY, {})
-    return_mm_kwargs: Any = ignored(_TEXT_ONLY)
-    request_id: Any = ignored("the header X-Request-Id names the request")
-    session_id: Any = ignored("it is a hint for routers")
-    routed_experts_prompt_start: Any = refused("routed experts are not returned", 0)
     return_token_offsets: Any = refused("offsets are not returned; /tokenize has the tokens", False)
-    kv_transfer_params: Any = refused("prefill and decode are not separated", {})
-    ec_transfer_params: Any = refused("prefill and decode are not separated", {})
     vllm_xargs: Any = refused(_NO_CUSTOM_CODE, {})
     repetition_detection: Any = refused("it is not implemented; use repetition_penalty")
-    stream_interval: Any = refused("every token is sent as soon as it is generated", 1)
-    guided_decoding_backend: Any = ignored("there is only one backend")
     guided_whitespace_pattern: Any = refused("JSON may have at most 20 characters of white space between tokens")
 
     # SGLang
@@ -110,21 +99,10 @@ class ExtensionFields(BaseModel):
     session_params: Any = refused("there are no sessions; send the whole prompt", {})
     custom_params: Any = refused(_NO_CUSTOM_CODE, {})
     custom_logit_processor: Any = refused(_NO_CUSTOM_CODE)
-    images_config: Any = refused(_TEXT_ONLY, {})
     return_hidden_states: Any = refused("hidden states are not returned", False)
     return_routed_experts: Any = refused("routed experts are not returned", False)
-    routed_experts_start_len: Any = refused("routed experts are not returned", 0)
     return_cached_tokens_details: Any = refused("usage.prompt_tokens_details has the cached tokens", False)
-    bootstrap_host: Any = refused(_ONE_PROCESS)
-    bootstrap_port: Any = refused(_ONE_PROCESS)
-    bootstrap_room: Any = refused(_ONE_PROCESS)
-    routed_dp_rank: Any = refused(_ONE_PROCESS)
-    data_parallel_rank: Any = refused(_ONE_PROCESS)
-    disagg_prefill_dp_rank: Any = refused(_ONE_PROCESS)
-    rid: Any = ignored("the header X-Request-Id names the request")
     extra_key: Any = refused("use cache_salt to separate cached prefixes", "", [])
-    ngram_corpus_id: Any = refused("speculative decoding is not implemented")
-    custom_labels: Any = refused("metrics have no labels of requests", {})
 
 
 class ChatFields(BaseModel):
@@ -150,8 +128,5 @@ class ChatFields(BaseModel):
     return_prompt_token_ids: Any = refused("use return_token_ids", False)
     return_meta_info: Any = refused("usage has the counts", False)
     task: Any = refused("chat templates have no such variable")
-    max_dynamic_patch: Any = refused(_TEXT_ONLY)
-    min_dynamic_patch: Any = refused(_TEXT_ONLY)
-    use_audio_in_video: Any = refused(_TEXT_ONLY, False)
     input_ids: Any = refused("use /v1/completions for token ids")
     reasoning: Any = refused("use reasoning_effort")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from pydantic import Field
@@ -11,7 +11,6 @@ from pydantic import Field
 from fastgen.core.request import Pooling, Request, SamplingParams
 from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
-from fastgen.server.openai.fields.unsupported import ignored, refused
 from fastgen.server.serving.encoding import encode
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.request_output import Usage
@@ -26,8 +25,6 @@ class PoolingRequest(EngineFields):
 
     truncate_prompt_tokens: TruncationLimit | None = Field(None, description="-1 truncates to the model's length")
     truncation_side: TruncationSide = Field(None, description="`right`, the default here, keeps the start")
-    request_id: Any = ignored("the header X-Request-Id names the request")
-    mm_processor_kwargs: Any = refused("only text models are supported", {})
 
     async def embedding_requests(
         self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True

@@ -57,6 +57,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Do not log."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Do not report connections that the API server has closed, after its timeout."""
+
+
 def by_patch(mutate: Mutation) -> Decision:
     """Return the decision that changes the object."""
 
@@ -110,7 +115,7 @@ def _registered(space: Space, folder: Path, kind: str, decide: Decision, resourc
     context.load_cert_chain(folder / "webhook.crt", folder / "webhook.key")
     webhook = Webhook(decide)
     handler = type("Handler", (_Handler,), {"webhook": webhook})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.controlplane import ControlPlane
 from fastgen_operator.kube.transport import KubeError
+from harness.hostile import without_limits
 from harness.space import Space, resource
 from harness.user import User
 from support.namespace import Object
@@ -177,7 +179,9 @@ def test_rights_on_secrets_claims_or_pods_are_enough(space: Space) -> None:
         assert creator.refusal(**spec) == "", spec
 
 
-def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_acceptance(space: Space) -> None:
+def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_acceptance(
+    plane: ControlPlane, space: Space
+) -> None:
     """The API server bounds the cost of a policy; an expression beyond it rejects the request."""
     alice = User(space, "alice")
     eventually(lambda: alice.refusal(apiKeySecretName="other"), within=20, what="the policy")
@@ -192,6 +196,10 @@ def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_accepta
     except KubeError as error:
         words = str(error) if error.status == 422 else ""
     assert "characters" in words
+    # What is too large to be checked is rejected, also where nothing else bounds it.
+    with without_limits(plane, space):
+        words = alice.refusal(**engine(env=[{"name": f"A{number}"} for number in range(5_000)]))
+        assert "spec.podTemplate: has more than 65536 characters" in words
 
 
 def test_what_another_author_named_cannot_be_reached_by_a_change_of_the_image(space: Space) -> None:

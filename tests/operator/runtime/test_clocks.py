@@ -11,9 +11,10 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import LEASE
+from harness.adverse import bind, node
 from harness.chart import SYSTEM, operator_kubeconfig
 from harness.process import OperatorProcess
-from harness.space import Space, resource
+from harness.space import Space, resource, running
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
@@ -55,19 +56,29 @@ def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
         operator.abandon()
 
 
-def start_pod(space: Space) -> None:
-    """Let the kubelet start the engine of the only pod now. It loads for long."""
+@pytest.fixture
+def home(plane: ControlPlane, space: Space) -> Iterator[str]:
+    """A node without a kubelet."""
+    name = f"home-{space.name[-20:]}"
+    with node(plane, name):
+        yield name
+
+
+def start_pod(space: Space, home: str) -> None:
+    """Let a kubelet start the engine of the only pod now. It loads for long."""
     (pod,) = space.wait_pods(1)
+    bind(space, pod, home)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    space.set_pod(pod, ready=False, container={"state": {"running": {"startedAt": now}}, "started": False})
-    status = space.get("pod", pod["metadata"]["name"])["status"]
-    conditions = [{**each, "lastTransitionTime": now} for each in status["conditions"]]
-    space.patch(f"pod/{pod['metadata']['name']}", {"status": {"conditions": conditions}}, "status")
+    status = running(ready=False, container={"state": {"running": {"startedAt": now}}, "started": False})
+    status["conditions"] = [{**each, "lastTransitionTime": now} for each in status["conditions"]]
+    space.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "status")
+    eventually(lambda: loads(space), within=20, what="a pod that starts")
 
 
-def supply(space: Space) -> dict[str, int]:
-    status = space.get("fgd", "chat").get("status", {})
-    return {name: number for name, number in status.get("supply", {}).items() if name != "pods" and number}
+def loads(space: Space) -> bool:
+    """Return whether the status shows one pod, whose engine has started and is not overdue."""
+    supply = space.get("fgd", "chat").get("status", {}).get("supply", {})
+    return [(pod["state"], pod["message"]) for pod in supply["pods"]] == [("Starting", "its engine is not ready")]
 
 
 def is_now(time: str) -> bool:
@@ -76,15 +87,14 @@ def is_now(time: str) -> bool:
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 def test_a_wrong_clock_makes_no_start_overdue_and_no_time_wrong(
-    ahead: int, space: Space, start: Start, clock: Path
+    ahead: int, space: Space, start: Start, clock: Path, home: str
 ) -> None:
     clock.write_text(str(ahead))
     operator = start(clock)
     space.apply(resource(startupDeadlineSeconds=600))
-    start_pod(space)
-    eventually(lambda: supply(space) == {"starting": 1}, within=20, what="a pod that starts")
+    start_pod(space, home)
     operator.let_resyncs_pass(2)
-    assert supply(space) == {"starting": 1}
+    assert loads(space)
     conditions = space.get("fgd", "chat")["status"]["conditions"]
     assert [each for each in conditions if not is_now(each["lastTransitionTime"])] == []
     events = space.items("events", fields="involvedObject.kind=FastGenDeployment")
@@ -93,11 +103,12 @@ def test_a_wrong_clock_makes_no_start_overdue_and_no_time_wrong(
 
 
 @pytest.mark.parametrize("jumps", [(HOUR, 0), (-HOUR, 0), (HOUR, -HOUR)], ids=["ahead", "behind", "to and fro"])
-def test_a_clock_that_jumps_changes_nothing(jumps: tuple[int, int], space: Space, start: Start, clock: Path) -> None:
+def test_a_clock_that_jumps_changes_nothing(
+    jumps: tuple[int, int], space: Space, start: Start, clock: Path, home: str
+) -> None:
     operator = start(clock)
     space.apply(resource(startupDeadlineSeconds=600))
-    start_pod(space)
-    eventually(lambda: supply(space) == {"starting": 1}, within=20, what="a pod that starts")
+    start_pod(space, home)
     space.kubectl("delete", "service", "chat", "--wait=false")
     eventually(lambda: space.get("service", "chat"), within=20, what="the restored Service")
     settled = space.settled()
@@ -105,6 +116,7 @@ def test_a_clock_that_jumps_changes_nothing(jumps: tuple[int, int], space: Space
         clock.write_text(str(jump))
         operator.let_resyncs_pass(4)
         assert space.settled() == settled
+        assert loads(space)
     assert operator.leads()
     assert space.server.request("GET", LEASE.path(SYSTEM, "fastgen-operator"))["spec"]["leaseTransitions"] == 0
     assert operator.is_healthy()

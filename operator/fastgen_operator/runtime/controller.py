@@ -79,6 +79,7 @@ class Controller:
             jitter=random.random,
             clock=clock,
             yields=self._is_refused,
+            is_new=self._is_new,
             workers=settings.workers,
         )
         resyncs = max(_ROUNDS * settings.resync_seconds, settings.stall_seconds)
@@ -220,7 +221,8 @@ class Controller:
 
     def _is_new(self, key: Key) -> bool:
         resource = self.cache.get(FASTGEN, *key)
-        return resource is None or "status" not in resource
+        # The CRD has a default of the status.
+        return resource is not None and not resource.get("status", {}).get("conditions")
 
     def _is_refused(self, key: Key) -> bool:
         resource = self.cache.get(FASTGEN, *key)
@@ -252,5 +254,6 @@ class Controller:
 
 def _is_edited(resource: Object) -> bool:
     """Return whether the spec has changed since a reconcile wrote the status, as while the operator was down."""
+    # 0 is the CRD's default.
     observed = resource.get("status", {}).get("observedGeneration")
-    return observed is not None and observed != resource["metadata"].get("generation")
+    return bool(observed) and observed != resource["metadata"].get("generation")

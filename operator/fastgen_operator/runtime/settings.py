@@ -107,7 +107,7 @@ class Settings:
     decisions_port: int = _flag("port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=int)
     workers: int = _flag(
         "number of concurrent reconciles, at most half of them of one namespace",
-        10,
+        16,
         type=int,
         choices=range(1, 65),
         metavar="N",

@@ -19,11 +19,13 @@ class WorkQueue:
     """Keys of resources to reconcile, in three bands, each first in, first out.
 
     Changed keys are taken first: a resource that a user edits does not wait until all resources of a large cluster have
-    been reconciled after a start. Listed keys are those of lists and resyncs. Refused keys are those of `yields`.
+    been reconciled after a start. Listed keys are those of lists and resyncs, and new resources: their first reconciles
+    take longest, and a hundred of them must not delay what serves. Refused keys are those of `yields`.
 
     Args:
         yields: returns whether a key is taken only if no other waits: its last reconcile was refused, and the next one
             most likely is, too. Such resources, however many and however expensive, do not delay others.
+        is_new: returns whether a key has never been reconciled.
         workers: how many keys are processed at once, at most half of them keys that yield. A namespace gets at most
             half of the workers that the other namespaces leave, rounded up: where an admission webhook takes ten
             seconds for each write, this delays no other namespace.
@@ -40,10 +42,11 @@ class WorkQueue:
         jitter: Callable[[], float],
         clock: Callable[[], float],
         yields: Callable[[Key], bool] = lambda _: False,
+        is_new: Callable[[Key], bool] = lambda _: False,
         workers: int = 2,
     ) -> None:
         self._first, self._limit, self._jitter, self._clock = first, limit, jitter, clock
-        self._yields, self._workers = yields, workers
+        self._yields, self._is_new, self._workers = yields, is_new, workers
         # Time of `add`, oldest first.
         self._bands: tuple[dict[Key, float], ...] = ({}, {}, {})
         self._in_a_row = 0
@@ -93,6 +96,8 @@ class WorkQueue:
             return
         if self._yields(key):
             band = _REFUSED
+        elif band == _CHANGED and self._is_new(key):
+            band = _LISTED
         before = next((each for each, keys in enumerate(self._bands) if key in keys), None)
         if before is None:
             self._bands[band][key] = self._clock()

@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 
-RESOURCES = 12
+RESOURCES = 20
 PATIENCE = 8.0
 
 

@@ -556,10 +556,12 @@ async def test_a_resource_that_was_edited_while_the_operator_was_down_is_reconci
 ) -> None:
     controller = controller_of(stuck)
     keys = []
-    for number, generation in enumerate((None, 2, 3)):
+    for number, generation in enumerate((0, 2, 3)):
         resource = resource_of(number)
         resource["metadata"]["generation"] = 3
-        resource["status"] = {} if generation is None else {"observedGeneration": generation}
+        # The CRD has a default of 0, for a resource that has never been reconciled.
+        conditions = [{"type": "Progressing", "reason": "Complete", "status": "False"}] if generation else []
+        resource["status"] = {"observedGeneration": generation, "conditions": conditions}
         controller.cache.put(FASTGEN, resource)
         keys.append((resource["metadata"]["namespace"], resource["metadata"]["name"]))
     for key in keys:

@@ -100,6 +100,19 @@ async def test_a_namespace_gets_half_of_the_workers_that_others_leave() -> None:
     assert (await take(queue))[0] == "slow", "those that end make room for the next"
 
 
+async def test_new_resources_do_not_delay_changed_ones_and_wait_for_a_limited_time() -> None:
+    new = {("space", f"new{number}") for number in range(100)}
+    queue = WorkQueue(
+        first=60.0, limit=240.0, jitter=lambda: 1.0, clock=Clock(), is_new=lambda key: key in new, workers=64
+    )
+    for key in sorted(new):
+        queue.add(key)
+    for name in ("a", "b", "c", "d"):
+        queue.add(("space", name))
+    taken = [(await take(queue))[1] for _ in range(6)]
+    assert taken == ["a", "b", "c", "new0", "d", "new1"]
+
+
 async def test_the_only_worker_serves_each_namespace() -> None:
     queue = WorkQueue(first=60.0, limit=240.0, jitter=lambda: 1.0, clock=Clock(), workers=1)
     queue.add(A)

@@ -41,7 +41,6 @@ POINTS = {
 }
 # What must be in the files that only some changes touch, and in the page.
 ALSO = {
-    "add a sampling parameter": ('"typical_p"',),
     "add a model family": ('"post_attention_layernorm": "ffn_norm"',),
     "add a tool-call format": ('"qwen3_coder" if "<function=" in template',),
     "add an autoscaling signal and its reason": ("class Rates",),
@@ -53,9 +52,10 @@ ON_PAGE = {
     "add an alert": "### FastGenCrashLoop",
     "reject a request field by name, or accept it without effect": "| `lora_path` |",
 }
-# The rows for GPUs add to the row before.
+# Rows that add to another one.
 MORE_FOR = {
-    "apply a sampling parameter on GPUs: its column, the twin in torch, and the kernel": "add a sampling parameter"
+    "let generation_config.json set a sampling parameter": "add a sampling parameter",
+    "apply a sampling parameter on GPUs, too": "add a sampling parameter",
 }
 
 

@@ -20,10 +20,12 @@ from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
 from fastgen.runner.device_errors import is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
+from fastgen.runner.interface import Mask
 from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.runner.runner import BaseRunner, Model
-from fastgen.sampling.device_sampler import DeviceSampler, unpack_logprobs
-from fastgen.sampling.rows import Mask, row_slices
+from fastgen.sampling.device_sampler import DeviceSampler
+from fastgen.sampling.host_sampler import row_slices
+from fastgen.sampling.logprobs import unpack_logprobs
 
 log = logging.getLogger("fastgen.model")
 

@@ -14,10 +14,10 @@ from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE, KVShape, ModelShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ForwardInput, HostRows
 from fastgen.model.step_input import StepInput
+from fastgen.runner.interface import Mask
 from fastgen.runner.pooling import pool, sums_by_sequence
+from fastgen.sampling.host_sampler import HostSampler
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.rows import Mask, SamplingRows
-from fastgen.sampling.sampler import sample
 
 if TYPE_CHECKING:
     from fastgen.runner.graphs import StepGraphs
@@ -94,7 +94,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
     def __init__(self, model: Model[ForwardInput], cache: KVCache, *, max_model_length: int) -> None:
         super().__init__(model, cache, max_model_length=max_model_length)
         self._rows = HostRows(cache.block_size)
-        self._sampling = SamplingRows(self.eos_token_ids)
+        self._sampler = HostSampler(self.vocab_size, self.eos_token_ids)
         self._prefaulter: Prefaulter | None = None
 
     def start_prefault(self) -> None:
@@ -111,7 +111,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         """Swap blocks and compute the step. Returns when both are done, or enqueued on a GPU."""
         self._cache.swap(step.swap_out.tolist(), step.swap_in.tolist())
         for parameters in step.new_rows:
-            self._sampling.admit(parameters)
+            self._sampler.admit(parameters)
         forward_input = self._rows.apply(step)
         if self._prefaulter is not None:
             self._prefaulter.ensure_ahead_of(int(forward_input.blocks.max()))
@@ -127,10 +127,9 @@ class ModelRunner(BaseRunner[ForwardInput]):
             masks: [M], the masks of its masked rows.
         """
         num_sampled, num_logit_rows = len(step.sampled), len(step.sampled) + len(step.scored_tokens)
-        rows = step.rows[step.sampled].tolist()
-        draws = self._sampling.draws(rows, dict(zip(step.masked.tolist(), masks, strict=True)))
-        tokens, logprobs = sample(self._model.head(hidden[:num_sampled]), draws)
-        self._sampling.append(rows, tokens)
+        rows, positions = step.rows[step.sampled], step.seq_lens[step.sampled]
+        masks_by_index = dict(zip(step.masked.tolist(), masks, strict=True))
+        tokens, logprobs = self._sampler.sample(self._model.head(hidden[:num_sampled]), rows, positions, masks_by_index)
         self._rows.last_ids[rows] = tokens
         return StepOutput(
             tokens,

@@ -5,7 +5,6 @@ Each sequence has a slot, which is written when the sequence is admitted.
 
 from __future__ import annotations
 
-from collections import abc
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -13,18 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastgen.core.request import SamplingParams
 from fastgen.core.sequence import RowParameters
-from fastgen.kernels.gpu.sampling.logits import FLOAT_COLUMNS, Column
+from fastgen.kernels.gpu.sampling.columns import Column, IntArray
 from fastgen.kernels.gpu.transfers import upload
-from fastgen.sampling.logit_masks import banned_ends
-from fastgen.sampling.penalties import is_penalised
-from fastgen.sampling.rows import Draw
+from fastgen.sampling.parameters import bans_of, bias_of, columns_of, is_penalised
 
 _FIRST_LIST_CAPACITY = 1024
 _FIRST_COUNT_ROWS = 8
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +82,17 @@ class DeviceRows:
         """
         assert 0 <= new.row < self._max_rows
         self.release(new.row)
-        sampling = new.sampling
-        prompt, generated = new.tokens[: new.num_prompt_tokens], new.tokens[new.num_prompt_tokens :]
-        columns, lists = _columns_and_lists(sampling, generated, self._end_tokens)
-        count_row = self._take_count_row() if is_penalised(sampling) else -1
+        columns = columns_of(new, self._vocab_size)
+        lists = _add_lists(columns, new, self._end_tokens)
+        count_row = self._take_count_row() if is_penalised(new.sampling) else -1
         try:
             segment = self._take_segment(len(lists))
         except torch.OutOfMemoryError:
             self._give_back(range(0), count_row)
             raise
         columns[[Column.BIASES, Column.BANS, Column.RING]] += segment.start
-        columns[Column.SEED] = new.seed
-        columns[Column.TOP_K] = min(sampling.top_k, self._vocab_size)
-        columns[Column.NUM_PROMPT_TOKENS] = new.num_prompt_tokens
-        columns[Column.MIN_TOKENS] = sampling.min_tokens
         columns[Column.COUNT_ROW] = count_row
-        tokens, counts = _token_counts(prompt, generated) if count_row >= 0 else (_NONE, _NONE)
+        tokens, counts = _token_counts(new) if count_row >= 0 else (_NONE, _NONE)
         self._of_slot[new.row] = (segment, count_row)
         self._pending[new.row] = _Admission(columns, segment, lists, count_row, tokens, counts)
 
@@ -166,49 +155,41 @@ class DeviceRows:
 _NONE: IntArray = np.zeros(0, np.int64)
 
 
-def _columns_and_lists(
-    sampling: SamplingParams, generated: abc.Sequence[int], end_tokens: frozenset[int]
-) -> tuple[IntArray, IntArray]:
-    """Return the columns of `sampling`, and its lists, into which some columns are offsets; see `Column`."""
-    biases = sorted(sampling.logit_bias, key=lambda pair: pair[0])
-    bans: list[tuple[int, int, tuple[int, ...]]] = sorted(
-        [(token, -1, ()) for token in banned_ends(sampling, len(generated), end_tokens)]
-        + [(word[-1], len(word) - 1, word[:-1]) for word in sampling.bad_words]
-    )
-    words = [word for _, _, word in bans]
+def _add_lists(columns: IntArray, new: RowParameters, end_tokens: frozenset[int]) -> IntArray:
+    """Return the lists of a sequence, and set the columns that are offsets into them; see `Column`."""
+    biased, biases = bias_of(new.sampling)
+    order = np.argsort(biased, kind="stable")
+    bans, generated = bans_of(new, end_tokens), new.tokens[new.num_prompt_tokens :]
+    words = [preceding or [] for _, preceding in bans]
     offsets = 4 * len(bans) + np.cumsum([0, *map(len, words)])
     ring_length = max(map(len, words), default=0)
     ring = np.zeros(ring_length, np.int64)
     for index in range(max(0, len(generated) - ring_length), len(generated)):
         ring[index % ring_length] = generated[index]
     parts: tuple[npt.ArrayLike, ...] = (
-        [token for token, _ in biases],
-        np.array([bias for _, bias in biases], np.float32).view(np.int32),
-        [token for token, _, _ in bans],
-        [length for _, length, _ in bans],
+        biased[order],
+        biases[order].view(np.int32),
+        [token for token, _ in bans],
+        [-1 if preceding is None else len(preceding) for _, preceding in bans],
         offsets[:-1],
         [0] * len(bans),
         [token for word in words for token in word],
         ring,
     )
-    columns = np.zeros(len(Column), np.int64)
-    numbers = columns[:FLOAT_COLUMNS].view(np.float64)
-    numbers[:] = [getattr(sampling, column.name.lower()) for column in Column if column < FLOAT_COLUMNS]
-    if Draw(sampling, 0).is_greedy:
-        numbers[Column.TEMPERATURE] = 0.0
-    columns[Column.NUM_BIASES] = len(biases)
-    columns[Column.BANS] = 2 * len(biases)
+    columns[Column.NUM_BIASES] = len(order)
+    columns[Column.BANS] = 2 * len(order)
     columns[Column.NUM_BANS] = len(bans)
-    columns[Column.RING] = 2 * len(biases) + offsets[-1]
+    columns[Column.RING] = 2 * len(order) + offsets[-1]
     columns[Column.RING_LENGTH] = ring_length
-    return columns, np.concatenate([np.asarray(part, np.int64) for part in parts])
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
-def _token_counts(prompt: abc.Sequence[int], generated: abc.Sequence[int]) -> tuple[IntArray, IntArray]:
-    """Return the distinct tokens [n] and for each twice its count in `generated`, plus one if it is in `prompt` [n]."""
-    tokens, places = np.unique(np.array([*prompt, *generated], np.int64), return_inverse=True)
-    in_prompt = np.bincount(places[: len(prompt)], minlength=len(tokens)) > 0
-    return tokens, 2 * np.bincount(places[len(prompt) :], minlength=len(tokens)) + in_prompt
+def _token_counts(new: RowParameters) -> tuple[IntArray, IntArray]:
+    """Return the distinct tokens [n] of a sequence and their elements of `DeviceRows.counts` [n]."""
+    tokens, places = np.unique(np.array(new.tokens, np.int64), return_inverse=True)
+    of_prompt, generated = places[: new.num_prompt_tokens], places[new.num_prompt_tokens :]
+    in_prompt = np.bincount(of_prompt, minlength=len(tokens)) > 0
+    return tokens, 2 * np.bincount(generated, minlength=len(tokens)) + in_prompt
 
 
 class _Segments:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import abc
 
-import numpy as np
 import torch
 
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.kernels.gpu.sampling.logprobs import score_tokens
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
@@ -24,40 +24,22 @@ def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.
     assert len(logits) == len(token_ids) == len(top)
     if not len(logits):
         return []
-    logits = logits.float()
-    largest = logits.amax(-1, keepdim=True)
-    total = (logits - largest).exp_().sum(-1, keepdim=True, dtype=torch.float64).log_()
-    ids = torch.tensor(token_ids, device=logits.device)[:, None]
-    own = logits.gather(-1, ids)
-    ranks = (logits > own).count_nonzero(-1) + 1
-    equals = logits == own
-    if int(equals.count_nonzero()) > len(logits):
-        before = torch.arange(logits.shape[1], device=logits.device) < ids
-        ranks += (equals & before).count_nonzero(-1)
-    norm = largest.double() + total  # log-probability = logit - norm
-    top_tokens = _top_tokens(logits, norm, max(top))
-    return [
-        TokenLogprobs(token, logprob, rank, tuple(named[:count]))
-        for token, logprob, rank, named, count in zip(
-            token_ids, (own - norm).squeeze(-1).tolist(), ranks.tolist(), top_tokens, top, strict=True
-        )
-    ]
+    packed = score_tokens(logits, torch.tensor(token_ids, device=logits.device), max(top))
+    return unpack_logprobs(packed, token_ids, top)
 
 
-def _top_tokens(logits: torch.Tensor, norm: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Return the `count` most probable tokens of each row and their log-probabilities. Ties are ordered by id."""
-    if count == 0:
-        return [[] for _ in logits]
-    count = min(count, logits.shape[1])
-    # topk breaks ties arbitrarily: consider all tokens equal to its last one.
-    least = logits.topk(count, sorted=True).values[:, -1:]
-    rows, ids = (logits >= least).nonzero(as_tuple=True)
-    values = (logits[rows, ids] - norm.squeeze(-1)[rows]).cpu().numpy()
-    of_row, of_token = rows.cpu().numpy(), ids.cpu().numpy()
-    order = np.lexsort((of_token, -values, of_row))
-    first = np.searchsorted(of_row, np.arange(len(logits)))
-    indices = order[first[:, None] + np.arange(count)]
-    return [
-        list(zip(tokens, row_values, strict=True))
-        for tokens, row_values in zip(of_token[indices].tolist(), values[indices].tolist(), strict=True)
-    ]
+def unpack_logprobs(packed: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
+    """Return the results of the operator `token_logprobs`, copied to the host.
+
+    Args:
+        packed: [Q, 2 + 2 * num_top] float64.
+        token_ids: [Q], the tokens that were scored.
+        top: [Q], number of top tokens to return per row, at most `num_top`.
+    """
+    num_top = packed.shape[1] // 2 - 1
+    unpacked = []
+    for row, token, count in zip(packed.tolist(), token_ids, top, strict=True):
+        ids, logprobs = row[2 : 2 + num_top], row[2 + num_top :]
+        named = [(int(i), value) for i, value in zip(ids[:count], logprobs[:count], strict=True) if i >= 0]
+        unpacked.append(TokenLogprobs(token, row[0], int(row[1]), tuple(named)))
+    return unpacked

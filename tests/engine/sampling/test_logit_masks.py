@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from transformers import NoBadWordsLogitsProcessor
 
+from engine.sampling.drawing import Draw, parameters, sample
 from fastgen.core.request import SamplingParams
-from fastgen.sampling import logit_masks
-from fastgen.sampling.rows import Draw, Mask
-from fastgen.sampling.sampler import sample
+from fastgen.core.sequence import RowParameters
+from fastgen.kernels.gpu.sampling.changes import Changes, Mask, change_logits, is_banned
+from fastgen.sampling.parameters import bans_of
 
 
 def allowing(*tokens: int, words: int = 1) -> Mask:
@@ -19,6 +20,12 @@ def allowing(*tokens: int, words: int = 1) -> Mask:
     return np.array(
         [sum(1 << token % 32 for token in tokens if token // 32 == word) for word in range(words)], np.uint32
     )
+
+
+def banned(sampling: SamplingParams, generated: list[int], ends: frozenset[int] = frozenset()) -> list[int]:
+    """Return the tokens that are banned after `generated`."""
+    bans = bans_of(RowParameters(0, sampling, 0, 1, [6, *generated]), ends)
+    return [token for token, word in bans if is_banned(word, generated, len(generated), sampling.min_tokens)]
 
 
 def choose(logits: torch.Tensor, *draws: Draw) -> list[int]:
@@ -35,8 +42,8 @@ def test_bad_words_in_the_generation_are_banned_as_in_transformers() -> None:
         # transformers 5.17 never bans a word that is longer than its input, so it gets one more token, of no word.
         wanted = processor(torch.tensor([[6, *generated]]), logits.clone())
         # transformers ignores a bad word that is the end-of-sequence token; here it is a word like any other.
-        banned = logit_masks.banned_words([word for word in words if word != (5,)], generated)
-        logit_masks.ban(logits, [banned])
+        sampling = SamplingParams(bad_words=tuple(word for word in words if word != (5,)))
+        change_logits(logits, parameters([sampling], 6), [Changes(banned=banned(sampling, generated))])
         assert torch.equal(logits, wanted)
 
 
@@ -53,7 +60,7 @@ def test_end_tokens_are_banned_before_min_tokens_unless_eos_is_ignored() -> None
     ends = frozenset({3})
     assert choose(logits, Draw(sampling, 0, [0, 0], 1, ends)) == [1]
     assert choose(logits, Draw(sampling, 0, [0, 0, 0], 1, ends)) == [3]
-    assert [logit_masks.banned_ends(sampling, count, ends) for count in (1, 2)] == [{2, 3}, set()]
+    assert [banned(sampling, [0] * count, ends) for count in (1, 2)] == [[2, 3], []]
     ignoring = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(2,), ignore_eos=True)
     assert choose(logits, Draw(ignoring, 0, [0, 0], 1, ends)) == [3]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from engine.sampling.drawing import Draw, sample
 from fastgen.core.request import SamplingParams
 from fastgen.sampling.logprobs import token_logprobs
-from fastgen.sampling.penalties import Bias
-from fastgen.sampling.rows import Draw
-from fastgen.sampling.sampler import sample
 
 
 def test_logprobs_are_the_log_softmax_with_ranks_and_top_tokens() -> None:
@@ -50,14 +48,13 @@ def test_requested_logprobs_of_sampled_tokens_ignore_sampling_parameters() -> No
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 3
     exact = logits.double().log_softmax(-1)
     shaping = {"temperature": 0.3, "top_k": 2, "logit_bias": ((7, 90.0),), "min_tokens": 3}
-    bias = Bias.of(SamplingParams(**shaping))
     tokens, logprobs = sample(
         logits,
         [
-            Draw(SamplingParams(**shaping, logprobs=2), 1, (0, 1), 2, bias=bias),
+            Draw(SamplingParams(**shaping, logprobs=2), 1, (0, 1), 2),
             Draw(SamplingParams(), 1, (0, 1), 2),
             Draw(SamplingParams(temperature=0, logprobs=0), 1, (0, 1), 2),
-            Draw(SamplingParams(**shaping), 1, (0, 1), 2, bias=bias),
+            Draw(SamplingParams(**shaping), 1, (0, 1), 2),
         ],
     )
     assert list(logprobs) == [0, 2]

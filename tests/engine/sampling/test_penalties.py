@@ -9,16 +9,22 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from engine.sampling.drawing import parameters
 from fastgen.core.request import SamplingParams
 from fastgen.core.sequence import RowParameters
-from fastgen.sampling.penalties import Bias, TokenHistory, add_bias, penalise
-from fastgen.sampling.rows import SamplingRows
+from fastgen.kernels.gpu.sampling.changes import Changes, change_logits
+from fastgen.sampling.host_sampler import TokenHistory
+from fastgen.sampling.parameters import bias_of
 
 
 def history(sampling: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> TokenHistory:
-    made = TokenHistory(sampling, num_prompt_tokens)
-    made.update(tokens)
-    return made
+    return TokenHistory(RowParameters(0, sampling, 0, num_prompt_tokens, tokens))
+
+
+def penalise(logits: torch.Tensor, settings: list[SamplingParams], histories: list[TokenHistory]) -> None:
+    """Apply the penalties of each row to `logits` in place."""
+    changes = [Changes(seen=(counted.ids, counted.counts)) for counted in histories]
+    assert change_logits(logits, parameters(settings, logits.shape[1]), changes) == []
 
 
 def plainly(logits: list[float], s: SamplingParams, tokens: list[int], num_prompt_tokens: int) -> list[float]:
@@ -75,9 +81,9 @@ def test_incremental_token_counts_equal_counts_from_scratch() -> None:
     source = random.Random(5)
     tokens = [source.randrange(500) for _ in range(1200)]
     sampling = SamplingParams(repetition_penalty=1.1)
-    growing = TokenHistory(sampling, 100)
-    for length in (1, 90, 100, 101, *range(102, 1201, 7), 1200):
-        growing.update(tokens[:length])
+    growing = history(sampling, tokens[:130], 100)
+    for token in tokens[130:]:
+        growing.append(token)
     whole = history(sampling, tokens, 100)
     assert growing.ids.tolist() == whole.ids.tolist() == list(dict.fromkeys(tokens))
     generated = Counter(tokens[100:])
@@ -86,13 +92,6 @@ def test_incremental_token_counts_equal_counts_from_scratch() -> None:
 
 def test_biases_are_added_and_accumulate_for_one_token() -> None:
     logits = torch.zeros(3, 5)
-    add_bias(logits, [Bias.of(SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0)))), None, None])
+    sampling = SamplingParams(logit_bias=((1, 2.5), (4, -100.0), (1, 1.0)))
+    change_logits(logits, parameters([sampling] * 3, 5), [Changes(bias=bias_of(sampling)), Changes(), Changes()])
     assert logits.tolist() == [[0, 3.5, 0, 0, -100], [0] * 5, [0] * 5]
-
-
-def test_a_rows_biases_become_arrays_once() -> None:
-    rows = SamplingRows(frozenset())
-    sampling = SamplingParams(logit_bias=((1, 2.5),))
-    rows.admit(RowParameters(row=0, sampling=sampling, seed=0, tokens=[1], num_prompt_tokens=1))
-    first, second = (rows.draws([0], {})[0].bias for _ in range(2))
-    assert first is second is not None

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from fastgen.sampling.rng import uniform, uniforms
+from fastgen.kernels.gpu.sampling.rng import uniform, uniforms
 
 
 def test_random_numbers_are_uniform_and_depend_on_seed_and_position() -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.sampling.drawing import Draw, draw_tokens
+from engine.sampling.drawing import sample as sample_rows
 from fastgen.core.request import SamplingParams
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
-from fastgen.sampling import top_k_top_p
-from fastgen.sampling.rows import Draw
-from fastgen.sampling.sampler import sample as sample_rows
 
 LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])
 
@@ -138,10 +137,9 @@ def test_sampled_tokens_pass_a_chi_square_test(settings: dict[str, Any]) -> None
     logits = torch.randn(400, generator=torch.Generator().manual_seed(3)) * 2
     sampling = SamplingParams(**settings)
     # A fine grid of uniform numbers gives the exact probabilities; test_top_k_top_p compares them with transformers.
-    draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
     points, count = 2000, 1500
     grid = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-    exact = torch.bincount(draw(logits.expand(points, -1), [sampling] * points, grid), minlength=400) / points
+    exact = torch.bincount(draw_tokens(logits.expand(points, -1), sampling, grid), minlength=400) / points
     seen = frequencies(logits, count, **settings) * count
     # Rare tokens share a cell: the test needs about five expected counts in each.
     common = exact * count >= 5

@@ -9,11 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.sampling.drawing import Draw, sample
 from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
-from fastgen.sampling.penalties import Bias, TokenHistory, is_penalised
-from fastgen.sampling.rows import Draw
-from fastgen.sampling.sampler import sample
 
 ENDS = frozenset({0, 3})
 
@@ -57,15 +55,9 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[Draw]]:
         sampling = draw(parameters(vocabulary))
         tokens = draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=30))
         prompt = draw(st.integers(1, len(tokens)))
-        history = None
-        if is_penalised(sampling):
-            history = TokenHistory(sampling, prompt)
-            history.update(tokens)
         allowed = draw(st.one_of(st.none(), st.sets(st.integers(0, vocabulary - 1), min_size=1, max_size=5)))
         mask = None if allowed is None else allowing(*allowed, words=-(-vocabulary // 32))
-        rows.append(
-            Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, mask, history, Bias.of(sampling))
-        )
+        rows.append(Draw(sampling, draw(st.integers(0, 2**63 - 1)), tokens, prompt, ENDS, mask))
     return logits.clamp(-6e4, 6e4).to(dtype), rows
 
 

@@ -17,18 +17,17 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from engine.sampling.drawing import draw_tokens
 from fastgen.core.request import SamplingParams
-from fastgen.sampling import top_k_top_p
 
 GRID = 512
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Return the probabilities [V] of one row to 1 / GRID, by the function that the sampler would call."""
-    draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
     uniforms = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     rows = 256
-    tokens = [draw(logits.expand(rows, -1), [sampling] * rows, part) for part in uniforms.split(rows)]
+    tokens = [draw_tokens(logits.expand(rows, -1), sampling, part) for part in uniforms.split(rows)]
     return torch.bincount(torch.cat(tokens), minlength=len(logits)) / GRID
 
 
@@ -92,8 +91,7 @@ def test_filters_that_keep_thousands_of_tokens_are_exact() -> None:
         {"typical_p": 0.3},
     ):
         sampling = SamplingParams(**settings)
-        draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
-        tokens = draw(logits.expand(64, -1), [sampling] * 64, uniforms)
+        tokens = draw_tokens(logits.expand(64, -1), sampling, uniforms)
         shares = expected(logits, sampling)
         until = shares.cumsum(-1)
         assert (shares[tokens] > 0).all()
@@ -117,5 +115,4 @@ def test_extreme_uniform_numbers_draw_a_possible_token() -> None:
         number = torch.tensor([uniform], dtype=torch.float64)
         for settings in ({}, {"top_k": 5}, {"top_p": 0.99999}, {"typical_p": 0.9}, {"min_p": 1e-20}):
             sampling = SamplingParams(**settings)
-            draw = top_k_top_p.draw_filtered if top_k_top_p.is_filtered(sampling) else top_k_top_p.draw_unfiltered
-            assert draw(logits, [sampling], number).item() in (300, 650)
+            assert draw_tokens(logits, sampling, number).item() in (300, 650)

@@ -1,6 +1,6 @@
 """The kernels of the sampler in Triton's interpreter against their twins.
 
-The twins are compared with the CPU sampler in `tests/engine/sampling/test_device_sampler.py`.
+The twins are compared with the host's sampler in `tests/engine/sampling/test_device_sampler.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fastgen.core.request import SamplingParams
 from fastgen.kernels.gpu.sampling import logits
 from fastgen.kernels.gpu.sampling import tokens as sampling
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
+from fastgen.kernels.gpu.sampling.rng import uniform
 from fastgen.sampling.device_rows import DeviceRows
-from fastgen.sampling.device_sampler import unpack_logprobs
 from fastgen.sampling.logprobs import token_logprobs as by_cpu
-from fastgen.sampling.rng import uniform
+from fastgen.sampling.logprobs import unpack_logprobs
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -121,7 +121,7 @@ def test_each_filter_keeps_no_token_too_many(interpreted: Interpreted) -> None:
     rows: list[Row | None] = [Row(sampling, seed, [1, 2], 1, allowed) for sampling, allowed, _ in expected]
     batch = Batch(scores.repeat(len(rows), 1), rows)
     run_both(interpreted, batch)
-    assert batch.by_device() == batch.by_cpu() == [token for _, _, token in expected]
+    assert batch.by_device() == batch.by_host() == [token for _, _, token in expected]
 
 
 def test_typical_p_keeps_the_tokens_closest_to_the_entropy(interpreted: Interpreted) -> None:
@@ -134,7 +134,7 @@ def test_typical_p_keeps_the_tokens_closest_to_the_entropy(interpreted: Interpre
     rows: list[Row | None] = [Row(SamplingParams(typical_p=share), seed, [1, 2], 1) for share, _ in expected]
     batch = Batch(scores.repeat(len(rows), 1), rows)
     run_both(interpreted, batch)
-    assert batch.by_device() == batch.by_cpu() == [token for _, token in expected]
+    assert batch.by_device() == batch.by_host() == [token for _, token in expected]
 
 
 def test_ties_are_ordered_by_id(interpreted: Interpreted) -> None:
@@ -152,14 +152,14 @@ def test_ties_are_ordered_by_id(interpreted: Interpreted) -> None:
     rows: list[Row | None] = [Row(sampling, seed, [1, 2], 1) for sampling, _ in expected]
     batch = Batch(scores.repeat(len(rows), 1), rows)
     run_both(interpreted, batch)
-    assert batch.by_device() == batch.by_cpu() == [token for _, token in expected]
+    assert batch.by_device() == batch.by_host() == [token for _, token in expected]
 
 
 def test_more_ties_than_are_sorted_are_ordered_by_id(interpreted: Interpreted) -> None:
     rows: list[Row | None] = [Row(SamplingParams(top_k=100), seed_of(0.505, 0.509), [1, 2], 1)]
     batch = Batch(torch.zeros(1, 700), rows)
     run_both(interpreted, batch)
-    assert batch.by_device() == batch.by_cpu() == [50]
+    assert batch.by_device() == batch.by_host() == [50]
 
 
 def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
@@ -180,7 +180,7 @@ def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
     ]
     batch = Batch(scores.repeat(len(rows), 1), rows)
     run_both(interpreted, batch)
-    assert batch.by_device() == batch.by_cpu() == [token for *_, token in expected]
+    assert batch.by_device() == batch.by_host() == [token for *_, token in expected]
 
 
 def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interpreted) -> None:
@@ -226,14 +226,6 @@ def test_the_only_allowed_token_is_sampled_at_any_uniform_number(interpreted: In
     batch = Batch(torch.zeros(12, 700), rows)
     run_both(interpreted, batch)
     assert batch.by_device() == [650] * 12
-
-
-def test_uniform_numbers_of_the_twin_are_those_of_the_cpu_sampler() -> None:
-    source = random.Random(0)
-    seeds = [0, 1, 2**63 - 1, *(source.getrandbits(63) for _ in range(200))]
-    positions = [0, 2**20, 2**40, *(source.getrandbits(20) for _ in range(200))]
-    found = sampling._uniform(torch.tensor(seeds), torch.tensor(positions))
-    assert found.tolist() == [uniform(*key) for key in zip(seeds, positions, strict=True)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

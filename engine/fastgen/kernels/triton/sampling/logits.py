@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP, Column
+from fastgen.kernels.gpu.sampling.columns import Column
+from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP
 from fastgen.kernels.triton.variant import Variant
 
 _TILE = 4096

@@ -8,8 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP, Column
-from fastgen.kernels.gpu.sampling.tokens import TOP
+from fastgen.kernels.gpu.sampling.columns import Column
+from fastgen.kernels.gpu.sampling.logits import CHUNK, GROUP
+from fastgen.kernels.gpu.sampling.top_k_top_p import TOP
 from fastgen.kernels.triton.sampling.logits import constants, load_float
 from fastgen.kernels.triton.sampling.rng import first_beyond, uniform_number
 from fastgen.kernels.triton.sampling.top_tokens import VOCABULARIES, padded_chunks, top_tokens

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 standins.install()
 
 from fastgen.config import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
-from fastgen.core.constraint import NewConstraint  # noqa: E402
+from fastgen.core.constraint import Constraint  # noqa: E402
 from fastgen.core.request import FinishReason, Grammar, Pooling, Request, SamplingParams  # noqa: E402
 from fastgen.core.sequence import RowParameters, Sequence  # noqa: E402
 from fastgen.core.step_output import TokenLogprobs  # noqa: E402
@@ -467,8 +467,8 @@ class EvenTokens:
     def accept(self, token: int) -> None:
         assert token % 2 == 0
 
-    def compile(self, _grammar: Grammar) -> Future[NewConstraint]:
-        compiled = Future[NewConstraint]()
+    def compile(self, _grammar: Grammar) -> Future[Callable[[], Constraint]]:
+        compiled = Future[Callable[[], Constraint]]()
         compiled.set_result(EvenTokens)
         return compiled
 

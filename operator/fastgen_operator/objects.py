@@ -39,17 +39,14 @@ class Stored:
 
     @cached_property
     def name(self) -> str:
-        """Its name."""
         return name_of(self.obj)
 
     @cached_property
     def namespace(self) -> str:
-        """Its namespace."""
         return str(self.metadata["namespace"])
 
     @cached_property
     def uid(self) -> str:
-        """Its uid."""
         return str(self.metadata["uid"])
 
     @cached_property
@@ -59,12 +56,10 @@ class Stored:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Its labels."""
         return self.metadata.get("labels") or {}
 
     @cached_property
     def annotations(self) -> dict[str, str]:
-        """Its annotations."""
         return self.metadata.get("annotations") or {}
 
     @cached_property
@@ -80,7 +75,6 @@ class Stored:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Its metadata."""
         metadata: dict[str, Any] = self.obj["metadata"]
         return metadata
 

@@ -84,7 +84,6 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs."""
         return self.running_since is not None
 
     @property

@@ -45,8 +45,7 @@ from fastgen.kv_cache.swap import CUDAStreams, Swapper  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
 from fastgen.model.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from fastgen.model.config.from_huggingface import architecture_from_huggingface  # noqa: E402
-from fastgen.model.device_input import DeviceRows as TableRows  # noqa: E402
-from fastgen.model.device_input import InputLayout  # noqa: E402
+from fastgen.model.device_input import DeviceRows, InputLayout  # noqa: E402
 from fastgen.model.layers.decoder import Decoder  # noqa: E402
 from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat  # noqa: E402
 from fastgen.model.layers.rope import Rope  # noqa: E402
@@ -55,7 +54,7 @@ from fastgen.model.step_input import StepInput, StepInputBuilder  # noqa: E402
 from fastgen.runner.gpu_runner import GPURunner  # noqa: E402
 from fastgen.runner.graphs import CUDAGraphCapture, Graph, GraphCapture, StepGraphs, token_counts  # noqa: E402
 from fastgen.runner.loader import gpu_runner, with_cache  # noqa: E402
-from fastgen.sampling.device_rows import DeviceRows  # noqa: E402
+from fastgen.sampling.slots import SamplingSlots  # noqa: E402
 
 NEEDS_GPU = [
     pytest.mark.gpu,
@@ -283,7 +282,7 @@ SAMPLING: dict[str, SamplingParams] = {
 @table(vocabulary=[131, 4097, 128256], dtype=DTYPES)
 def test_the_sampler(device: torch.device, vocabulary: int, dtype: torch.dtype) -> None:
     count = len(SAMPLING) + 1  # and a padded row
-    rows = DeviceRows(vocabulary, count, CPU, {2})
+    rows = SamplingSlots(vocabulary, count, CPU, {2})
     for slot, sampling in enumerate(SAMPLING.values()):
         rows.admit(RowParameters(slot, sampling, sampling.seed or 0, num_prompt_tokens=4, tokens=[3, 5, 7, 9, 11, 5]))
     rows.flush()
@@ -604,7 +603,7 @@ def check_replays(
     cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, device=device, dtype=dtype)
     cache.keys.normal_()
     cache.values.normal_()
-    rows = TableRows(8, -(-longest // BLOCK_SIZE), torch.zeros(8, dtype=torch.int32, device=device))
+    rows = DeviceRows(8, -(-longest // BLOCK_SIZE), torch.zeros(8, dtype=torch.int32, device=device))
     layouts = [InputLayout.padded(count, 8, BLOCK_SIZE) for count in counts]
     hidden = torch.zeros(8, 128, dtype=dtype, device=device)
     graphs = StepGraphs(layouts, rows, lambda step: model.forward(step, cache), hidden, capture_on(device))

@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastgen.model")
 
-# Of the operators in `fastgen.kernels.gpu`.
-_MAX_HEAD_DIM = 256
-_MAX_EXPERTS = 512
-
 Progress = Callable[[str, float], None]
 AnyRunner = TypeVar("AnyRunner", bound="ModelRunner | GPURunner")
 
@@ -170,8 +166,11 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
     """Return whether the GPU's operators run all layers; torch runs models with larger heads or more experts."""
+    from fastgen.kernels.gpu.attention import MAX_HEAD_DIM
+    from fastgen.kernels.gpu.experts import MAX_EXPERTS
+
     experts = [layer.experts.count for layer in architecture.layers if layer.experts is not None]
-    return architecture.head_dim <= _MAX_HEAD_DIM and max(experts, default=0) <= _MAX_EXPERTS
+    return architecture.head_dim <= MAX_HEAD_DIM and max(experts, default=0) <= MAX_EXPERTS
 
 
 def host_runner(

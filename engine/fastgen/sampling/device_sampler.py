@@ -12,10 +12,10 @@ import torch
 
 from fastgen.kernels.gpu.sampling.logits import process_logits
 from fastgen.kernels.gpu.sampling.tokens import commit_tokens, sample_tokens
-from fastgen.sampling.device_rows import DeviceRows
+from fastgen.sampling.slots import SamplingSlots
 
 
-class DeviceSampler(DeviceRows):
+class DeviceSampler(SamplingSlots):
     """Samples tokens for the sequences in the slots.
 
     A step takes five launches, plus one upload and at most six launches if sequences were admitted since the last step.

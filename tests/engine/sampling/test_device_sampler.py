@@ -17,10 +17,10 @@ from engine.sampling.test_logit_masks import allowing
 from fastgen.core.request import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs as on_device
-from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.device_sampler import DeviceSampler
 from fastgen.sampling.logprobs import token_logprobs, unpack_logprobs
 from fastgen.sampling.parameters import is_penalised
+from fastgen.sampling.slots import SamplingSlots
 
 CPU = torch.device("cpu")
 ENDS = frozenset({0, 3})
@@ -70,7 +70,7 @@ class Batch:
         """Yield index and row of those that are not padding."""
         return ((index, row) for index, row in enumerate(self.rows) if row is not None)
 
-    def admit(self, sampler: DeviceSampler | DeviceRows) -> None:
+    def admit(self, sampler: DeviceSampler | SamplingSlots) -> None:
         for index, row in self.used():
             sampler.admit(admission(int(self.slots[index]), row.sampling, row.seed, row.prompt, row.generated))
 
@@ -238,7 +238,7 @@ def test_admitted_rows_are_uploaded_together() -> None:
     source = random.Random(4)
 
     def operations(count: int) -> list[str]:
-        rows = DeviceRows(100, 40, CPU, ENDS)
+        rows = SamplingSlots(100, 40, CPU, ENDS)
         for slot in range(count):
             sampling = SamplingParams(presence_penalty=1.0, logit_bias=((source.randrange(100), 1.0),))
             rows.admit(admission(slot, sampling, slot, [1, 2]))
@@ -251,7 +251,7 @@ def test_admitted_rows_are_uploaded_together() -> None:
 
 
 def test_lists_and_counts_of_released_slots_are_reused() -> None:
-    rows = DeviceRows(50, 4, CPU, ENDS)
+    rows = SamplingSlots(50, 4, CPU, ENDS)
     biases = tuple((token, 1.0) for token in range(50))
     sampling = SamplingParams(logit_bias=biases, presence_penalty=1.0, min_tokens=3, bad_words=((1, 2, 3),) * 100)
     for step in range(40):
@@ -263,7 +263,7 @@ def test_lists_and_counts_of_released_slots_are_reused() -> None:
 
 
 def test_running_out_of_memory_leaves_the_slot_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = DeviceRows(50, 1, CPU, ENDS)
+    rows = SamplingSlots(50, 1, CPU, ENDS)
 
     def fail(*_: Any) -> None:
         raise torch.OutOfMemoryError

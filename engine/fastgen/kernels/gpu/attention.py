@@ -9,6 +9,8 @@ from fastgen.kernels.gpu.operators import operator
 
 # Programs of a launch that take ranges of the keys of decodes: about two for each multiprocessor of an H100.
 SPLIT_PROGRAMS = 256
+# Largest dimension of a head for which there are kernels.
+MAX_HEAD_DIM = 256
 
 
 @operator(mutates=("out", "workspace"))

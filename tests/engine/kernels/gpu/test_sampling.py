@@ -21,9 +21,9 @@ from fastgen.kernels.gpu.sampling import logits
 from fastgen.kernels.gpu.sampling import tokens as sampling
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs
 from fastgen.kernels.gpu.sampling.rng import uniform
-from fastgen.sampling.device_rows import DeviceRows
 from fastgen.sampling.logprobs import token_logprobs as by_cpu
 from fastgen.sampling.logprobs import unpack_logprobs
+from fastgen.sampling.slots import SamplingSlots
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -34,7 +34,7 @@ def run_both(interpreted: Interpreted, batch: Batch) -> None:
     """Run a step by the twins and by the kernels; compare scores, tokens and state."""
     kernels = interpreted("sampling.logits"), interpreted("sampling.tokens")
     vocabulary, size = batch.logits.shape[1], len(batch.rows)
-    rows = DeviceRows(vocabulary, size, CPU, ENDS)
+    rows = SamplingSlots(vocabulary, size, CPU, ENDS)
     batch.admit(rows)
     rows.flush()
     used = [index for index, _ in batch.used()]
@@ -185,7 +185,7 @@ def test_each_ban_ends_where_it_should(interpreted: Interpreted) -> None:
 
 def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interpreted) -> None:
     """The bans of a slot are made at its admission; each step decides which of them hold."""
-    rows = DeviceRows(40, 1, CPU, ENDS)
+    rows = SamplingSlots(40, 1, CPU, ENDS)
     rows.admit(admission(0, SamplingParams(temperature=0, max_tokens=9, min_tokens=2), 0, [1]))
     rows.flush()
     slots = torch.zeros(1, dtype=torch.int32)

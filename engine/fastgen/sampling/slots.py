@@ -27,8 +27,8 @@ class _Admission:
 
     Attributes:
         columns: [len(Column)].
-        segment, lists: the places in `DeviceRows.lists`, and the values to write there.
-        count_row, tokens, counts: row of `DeviceRows.counts` or -1, and its elements that are not 0.
+        segment, lists: the places in `SamplingSlots.lists`, and the values to write there.
+        count_row, tokens, counts: row of `SamplingSlots.counts` or -1, and its elements that are not 0.
     """
 
     columns: IntArray
@@ -39,7 +39,7 @@ class _Admission:
     counts: IntArray
 
 
-class DeviceRows:
+class SamplingSlots:
     """Parameters, lists, token counts and last tokens of each slot, on the device.
 
     Args:
@@ -185,7 +185,7 @@ def _add_lists(columns: IntArray, new: RowParameters, end_tokens: frozenset[int]
 
 
 def _token_counts(new: RowParameters) -> tuple[IntArray, IntArray]:
-    """Return the distinct tokens [n] of a sequence and their elements of `DeviceRows.counts` [n]."""
+    """Return the distinct tokens [n] of a sequence and their elements of `SamplingSlots.counts` [n]."""
     tokens, places = np.unique(np.array(new.tokens, np.int64), return_inverse=True)
     of_prompt, generated = places[: new.num_prompt_tokens], places[new.num_prompt_tokens :]
     in_prompt = np.bincount(of_prompt, minlength=len(tokens)) > 0

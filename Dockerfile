@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Two images out of one tree: --target engine, --target operator.
 # With --build-arg DEMO=1 the engine's holds a small real model too, at /models/SmolLM2-135M-Instruct.Q4_1.gguf.
-# All that is installed is pinned by hash, the installer itself included.
+# Python packages are pinned by hash, the installer itself included.
 ARG BASE=python:3.11-slim-bookworm
 
 # A cluster can run the images under any user id (OpenShift does). Python's getpass, and kopf and torch with it, fail for
@@ -35,7 +35,16 @@ COPY --from=project /opt/venv /opt/venv
 USER 65532:65532
 ENTRYPOINT ["fastgen-operator"]
 
+# Triton compiles its interface to the driver at the first launch, with a C compiler. A BASE that has gcc needs no Debian
+# mirror. What is removed, link-time optimisation and sanitizers, is half of the packages and not used.
+# GKE mounts the driver's libraries below /usr/local/nvidia. NVIDIA's base images set the same path.
 FROM runtime AS engine
+RUN command -v gcc \
+ || { apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && apt-get clean \
+ && rm -rf /var/lib/apt/lists/* /usr/bin/*lto-dump* /usr/lib/gcc/*/*/lto1 /usr/lib/gcc/*/*/lib*san* /usr/lib/*/lib*san.so*; }
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64
 ARG DEMO=0
 COPY requirements/build.txt requirements/engine.txt requirements/engine-demo.txt /requirements/
 RUN if [ "$DEMO" = 1 ]; then list=engine-demo; else list=engine; fi \

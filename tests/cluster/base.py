@@ -19,6 +19,13 @@ from cluster.commands import run
 
 SUITE = "bookworm"
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "python-is-python3")
+# Python's C headers, which the image has without those of the C library.
+HEADERS = "libpython3.11-dev"
+ADD_HEADERS = (
+    f"cd /tmp; apt-get update; apt-get download {HEADERS}\n"
+    f"dpkg-deb --fsys-tarfile {HEADERS}_*.deb | tar --extract --directory / ./usr/include; "
+    f"rm {HEADERS}_*.deb; apt-get clean"
+)
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 PIP_CONFIGURATION = Path("/etc/pip.conf")
 # Package sources, if set in this machine's environment.
@@ -36,6 +43,7 @@ def ensure_base(buildah: Buildah, say: Callable[[str], None]) -> str:
     with tempfile.TemporaryDirectory(prefix="base-", dir=buildah.folder) as work:
         root = Path(work) / "root"
         run(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, root, *_mirror()])
+        run(["chroot", root, "sh", "-ec", ADD_HEADERS])
         _trim(root)
         shutil.copy(AUTHORITIES, root / "etc/ssl/certs/ca-certificates.crt")
         if PIP_CONFIGURATION.exists():
@@ -53,7 +61,7 @@ def ensure_base(buildah: Buildah, say: Callable[[str], None]) -> str:
 
 def base_name(environment: Mapping[str, str]) -> str:
     """Return a name that changes with every input of the substitute."""
-    digest = hashlib.sha256(repr((SUITE, PACKAGES, LEFT_OUT, _environment(environment))).encode())
+    digest = hashlib.sha256(repr((SUITE, PACKAGES, ADD_HEADERS, LEFT_OUT, _environment(environment))).encode())
     for path in (AUTHORITIES, PIP_CONFIGURATION):
         digest.update(path.read_bytes() if path.exists() else b"")
     return f"localhost/fastgen-base:{digest.hexdigest()[:12]}"

@@ -82,7 +82,7 @@ types:
 	$(BIN)/mypy
 
 imports:
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 format: environment ## format the code
 	$(BIN)/ruff check --fix $(CODE)

@@ -33,6 +33,12 @@ def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object
     return deployment
 
 
+def uninstall(plane: ControlPlane, *args: str, release: str) -> None:
+    """Delete what `install` has applied. Its admission policies would judge the objects of later tests."""
+    rendered = yaml.safe_dump_all(Helm(plane.programs / "helm").render(*args, release=release))
+    plane.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename", "-", stdin=rendered)
+
+
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:
     """Return a kubeconfig with credentials of the chart's service account."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}"]

@@ -11,7 +11,7 @@ import pytest
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.runtime.settings import Settings, parse_settings
-from harness.chart import SYSTEM, install, operator_kubeconfig
+from harness.chart import SYSTEM, install, operator_kubeconfig, uninstall
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -45,6 +45,7 @@ def operators(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[dic
     finally:
         for operator in started.values():
             operator.abandon()
+        uninstall(plane, *blue, release="blue")
 
 
 def class_arguments(settings: Settings) -> tuple[str, ...]:

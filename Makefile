@@ -1,6 +1,6 @@
 # The commands of this project. Each command installs what it needs; a second run reuses it.
 .DEFAULT_GOAL := help
-.PHONY: help up programs prepared down test test-fast versions docs browser lint style types imports format generate operator fuzz lock environment
+.PHONY: help up programs object-store prepared down test test-fast versions docs browser lint style types imports format generate operator fuzz lock environment
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
@@ -41,6 +41,10 @@ up: ## start a one-node Kubernetes, the operator and a small model, and ask it a
 programs:
 	@PYTHONPATH=tests $(PYTHON) -m cluster.programs
 
+# A test that had to build it would wait for minutes, within its time limit.
+object-store:
+	@PYTHONPATH=tests $(PYTHON) -m cluster.gotools
+
 prepared: environment
 	@$(CLUSTER) prepare
 
@@ -50,7 +54,7 @@ down: environment ## remove everything that `make up` created
 # Three processes on two cores: one waits for the node, one for a control plane, and one computes. See
 # tests/support/groups.py.
 test: lint browser ## run all tests, end to end included
-	@$(MAKE) --no-print-directory --jobs 2 prepared programs
+	@$(MAKE) --no-print-directory --jobs 2 prepared programs object-store
 	$(BIN)/python -m pytest $(TESTS) --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 10
 
 browser:

@@ -6,12 +6,14 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.caches import cache_folder
+from cluster.commands import print_to_stderr
 from cluster.programs import Say
 
 
@@ -64,3 +66,10 @@ def _build(tool: GoTool, target: Path) -> None:
         if done.returncode != 0:
             raise RuntimeError(f"{tool.name} could not be built: {done.stderr[-2000:]}")
         (Path(folder) / tool.name).rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        ensure_tool(VERSITYGW, print_to_stderr)
+    except RuntimeError as failure:
+        sys.exit(f"error: {failure}")

@@ -1,4 +1,4 @@
-"""Objects of the API server, and facts read from any of them. `pods.py` has pods. Pure."""
+"""Kubernetes objects, and functions that read fields which all kinds share. Pods are in `pods.py`. Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ END = object()
 
 
 def thief_of(plane: ControlPlane) -> ApiServer:
-    """Return the API server as somebody with the operator's credentials."""
+    """Return a client of the API server that has the operator's credentials."""
     return server_of(str(operator_kubeconfig(plane)))
 
 

@@ -16,8 +16,7 @@ from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
 
 _BLOCKS_TIMED = 4
-# cudaHostRegisterPortable: pinned for all contexts of the process.
-_PORTABLE = 1
+_PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all CUDA contexts of the process
 
 BlockPair = tuple[int, int]
 

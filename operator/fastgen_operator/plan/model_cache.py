@@ -29,7 +29,7 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class DownloadPlan:
     """What can be applied now.
 
     Attributes:
@@ -45,7 +45,7 @@ class Download:
     needs_nodes: bool = False
 
 
-def plan_download(desired: Desired, template: Object | None, situation: Situation) -> Download:
+def plan_download(desired: Desired, template: Object | None, situation: Situation) -> DownloadPlan:
     """Return the download that the spec's model needs, and the pod template until it is complete.
 
     Args:
@@ -54,15 +54,15 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
     observed = situation.observed
     live = None if observed.deployment is None else observed.deployment.template
     if template is None:
-        return Download(live, kept_jobs=frozenset(job.name for job in observed.jobs))
+        return DownloadPlan(live, kept_jobs=frozenset(job.name for job in observed.jobs))
     if not situation.spec.is_preloaded:
-        return Download(template)
+        return DownloadPlan(template)
     if situation.is_cached:
         done = situation.complete_job
-        return Download(template, kept_jobs=frozenset() if done is None else frozenset({done.name}))
+        return DownloadPlan(template, kept_jobs=frozenset() if done is None else frozenset({done.name}))
     held = live if live is None or _model_of(live) != _model_of(template) else template
     if (claim := observed.claim) is None:
-        return Download(held)
+        return DownloadPlan(held)
     engine_pod = template["spec"]
 
     def build(placement: Placement) -> Object:
@@ -71,13 +71,13 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
     present = _same_download(build(ANYWHERE), observed)
     kept = frozenset() if present is None else frozenset({present.name})
     if present is not None and all(pod.unschedulable is None for pod in observed.pods_of(present)):
-        return Download(held, None, kept)
+        return DownloadPlan(held, None, kept)
     if (placement := _placement(claim, engine_pod, situation)) is None:
-        return Download(held, None, kept, needs_nodes=True)
+        return DownloadPlan(held, None, kept, needs_nodes=True)
     job = build(placement)
     if observed.child(JOB, name_of(job)) is not None:
-        return Download(held, None, frozenset({name_of(job)}))
-    return Download(held, job)
+        return DownloadPlan(held, None, frozenset({name_of(job)}))
+    return DownloadPlan(held, job)
 
 
 def _same_download(job: Object, observed: Observed) -> Job | None:

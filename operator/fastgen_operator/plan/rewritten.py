@@ -69,6 +69,6 @@ def _parts(path: str, value: Any) -> dict[str, Any] | None:
     key = MERGE_KEYS.get(path.rpartition(".")[2])
     labels = [str(item.get(key)) for item in value if isinstance(item, dict)] if key else []
     if len({*labels}) < len(value):
-        # A list that is replaced as a whole, or whose items cannot be told apart by this key.
+        # The list has no merge key, or two of its items have the same one: name the items by index.
         labels = [str(index) for index in range(len(value))]
     return {f"[{label}]": item for label, item in zip(labels, value, strict=True)}

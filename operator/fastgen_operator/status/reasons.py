@@ -1,4 +1,4 @@
-"""The reasons of all conditions, from reasons.yaml: what each means, and what to do. Pure."""
+"""The meaning and the remedy of each reason of a condition, from reasons.yaml. Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def owners() -> dict[str, set[str]]:
 
 
 def writes(path: Path, names: set[str]) -> list[tuple[str, int]]:
-    """Return the attributes with these names that the module writes, not counting its own objects'; and the lines."""
+    """Return the name and line of each assignment to one of these attributes, except to those of `self`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Attribute) or node.attr not in names or not isinstance(node.ctx, ast.Store):

@@ -1,4 +1,4 @@
-"""Reasoning, content and calls in the deltas of one generation."""
+"""The parser splits the deltas of one generation into reasoning, content and tool calls."""
 
 from __future__ import annotations
 

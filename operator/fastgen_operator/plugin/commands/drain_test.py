@@ -121,7 +121,7 @@ def _evict(load: _Load, victim: str, before: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """One request. Refused: rejected before the first token, so that a client would try another pod."""
+    """The outcome of one request. A refused one got no token, so a client may send it to another pod."""
 
     pod: str
     outcome: Literal["complete", "refused", "lost"]

@@ -115,7 +115,7 @@ async def _constrained(
     """Return the tools as far as they are enforced, and the grammar of the output."""
     structure, format = body.structure(), model.reasoning_format
     if tools:
-        # Reasoning that a generation may open must not match as the text before a call.
+        # The text before a call must not contain reasoning, which the model may open itself.
         excluded = [format.opening] if format is not None and start is Start.OPEN else []
         tools, structure = await constrained(tools, model, body.max_calls, structure, excluded)
     else:

@@ -18,6 +18,9 @@ JSON_SPACE = r"[ \t\n\r]{0,20}"
 # that text has no end, and neither has the search. The last declaration applies.
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 
+# The fault of a grammar without a match.
+NO_MATCH = "nothing can match it"
+
 # Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
     "json_schema": ("the JSON schema", "response_format"),
@@ -69,7 +72,7 @@ def compile_grammar(
         # Some errors only show at the first token, for example a grammar that matches nothing.
         probe = matcher.deep_copy()
         some = any(probe.compute_bitmask())
-        fault = "" if some and not probe.is_error() else "nothing can match it"
+        fault = "" if some and not probe.is_error() else NO_MATCH
     if fault:
         raise InvalidGrammar(grammar, summary(fault))
     return matcher

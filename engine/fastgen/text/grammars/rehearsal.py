@@ -1,7 +1,7 @@
 """Compile a grammar and follow it for a while, in a process that it may end.
 
 The engine process would take the same steps with the same library. A grammar on which the library crashes, runs out of
-memory or time, or comes to a dead end, is found here instead.
+memory or time, or comes to a dead end, is found here instead. Dead ends that can be read off the rules are named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 import llguidance
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammars.compiler import InvalidGrammar, compile_grammar, summary
+from fastgen.text.grammars.compiler import NO_MATCH, InvalidGrammar, compile_grammar, summary
+from fastgen.text.grammars.empty_rules import empty_part
 from fastgen.text.grammars.large_stacks import REHEARSAL_STACK_BYTES
 from fastgen.text.grammars.limits import (
     MOST_REHEARSAL_BYTES,
@@ -65,6 +66,8 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
         InvalidGrammar: if the grammar is invalid or too complex, or comes to a dead end.
     """
     matcher = compile_grammar(grammar, tables, rehearsal_limits())
+    if grammar.kind == "lark" and (fault := empty_part(grammar.text, lambda text: _is_empty(text, tables))):
+        raise InvalidGrammar(grammar, fault)
     source = random.Random(0)
     until, num_steps = time.process_time() + _WALKING_SECONDS, 0
     for number, most in enumerate(_WALKS):
@@ -79,6 +82,14 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
                 raise InvalidGrammar(grammar, fault)
             if ends:
                 break
+
+
+def _is_empty(terminals: str, tables: llguidance.LLTokenizer) -> bool:
+    try:
+        compile_grammar(Grammar(kind="lark", text=terminals), tables, rehearsal_limits())
+    except InvalidGrammar as error:
+        return error.fault == NO_MATCH
+    return False
 
 
 # Chooses one of the tokens of a mask, which is not empty.

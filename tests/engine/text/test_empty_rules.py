@@ -1,0 +1,96 @@
+"""A grammar whose matches come to a rule or a terminal that matches no text is rejected by its name."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from engine.text.following import DeadEnd, TooComplex, compiled, follow
+from engine.text.matching import byte_tokenizer
+from engine.text.random_grammars import RandomGrammars
+from fastgen.core.request import Grammar, RequestError
+from fastgen.text.grammars import empty_rules
+from fastgen.text.grammars.checker import GrammarChecker
+
+BACK = 'start: "b" | "a" '
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    found = GrammarChecker(byte_tokenizer(None))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (f"{BACK} r\nr: r", "rule r"),
+        (f'{BACK} r\nr: "c" r', "rule r"),
+        (f'{BACK} r\nr: "c" r | "d" r+ | "e" (r | "f" r)', "rule r"),
+        (f'{BACK} r?\nr: "c" r', "rule r"),
+        (f'{BACK} [r]\nr: "c" r', "rule r"),
+        (f'{BACK} r{{0,3}}\nr: "c" r ~ 2', "rule r"),
+        (f'{BACK} r{{,3}}\nr: "c" r{{2,}}', "rule r"),
+        (f'{BACK} ("c" ("d" r))\nr: "c" (r)', "rule r"),
+        (f'{BACK} p\np: "c" q\nq: r "d"\nr: q "e"', "rule q"),
+        (f'{BACK} p\np: /c/\n | "d" r -> alias\n | "e"\nr: "c" r', "rule r"),
+        (f'{BACK} r\nr[capture]: "c" r // "d"\n# r: "e"', "rule r"),
+        (f'{BACK} %lark {{\nstart: r\nr: "x" r\n}}\nr: "c"', "rule r"),
+        (r'start: "b" | r' + "\nr: %lark {\nstart: r\n" + r'r: "x" | "y" /[^\s\S]/' + "\n}", r"/[^\s\S]/"),
+        (BACK + r"/[^\s\S]/", r"/[^\s\S]/"),
+        (BACK + r"%regex {'substring_chars': 'x'} T".replace("'", '"') + "\nT: /x/ & /y/", "T"),
+        (BACK + "(/x/ T | U V)\nT: /x/ & ~/y/\nU: /x/ & ~/x|y/\nV: /v/", "U"),
+        (BACK + "T\nT: U V\nU: /u/\nV: /x{20}/ & /x{19}y/", "T"),
+        (BACK + "r\nr[stop=/c/, max_tokens=3]: " + r"/[^\s\S]/", r"/[^\s\S]/"),
+    ],
+)
+def test_what_matches_no_text_is_named(text: str, part: str, checker: GrammarChecker) -> None:
+    with pytest.raises(RequestError, match=rf"(the|:) {re.escape(part)} (never ends|matches no text); .*remove it"):
+        checker.check(Grammar(kind="lark", text=text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "b"\nr: r\nT: /x/ & /y/',
+        'start: (("a")) | "b" r\nr: "c" r? | "d" r*',
+        'start: "b" r\nr: "c" r{0,2} "d" | "c" r ~ 0..2 "e" | "c" [r] "f"',
+        'start: "a".."z" | r\n | "x" -> alias\nr: s "c"\ns: "d" | r "e" | r "f"',
+        'start: /a\\/b[^"]/i "//" "\\"" %json {"enum": ["r: r", "\\"\\n}"],\n "title": "|"} | <[1-3]> //r\n\nr: r',
+        'start: X _Y INT WORD\nX: "x" | _Y\n | "z"\n_Y: "y"\n%import common.INT\n%import common (WORD)\n%ignore / /',
+        'start: "a" %lark {\nstart: r\nr: "x" r | "y"\n} r\nr: "c"',
+        'start: p::0x0\np::_: "a" %if is_ones([0:3]) | "b" p::incr([0:3])',
+        'start: "a"\r\n | r\r\nr: "b"\r\n',
+    ],
+)
+def test_what_can_end_is_accepted(text: str, checker: GrammarChecker) -> None:
+    checker.check(Grammar(kind="lark", text=text))
+    assert not empty_rules.empty_part(text, lambda _: False)
+
+
+def test_syntax_that_is_not_known_is_left_to_the_library() -> None:
+    for text in ("start: r\nr: r ? { 'x'", "start: (", "start: %json {", "start: r{", "start: r ~", "start", "\ud800:"):
+        assert not empty_rules.empty_part(text, lambda _: False)
+    assert not empty_rules.empty_part("start: " + "(" * 5000, lambda _: False)
+
+
+def test_no_match_of_a_rule_that_is_named_ends() -> None:
+    found = 0
+    for seed in range(300):
+        text = RandomGrammars(seed).lark()
+        named = re.search(r"the rule (\S+) never ends", empty_rules.empty_part(text, lambda _: False))
+        if named is None or len(text) > 3000:
+            continue
+        try:
+            matcher = compiled(Grammar(kind="lark", text=re.sub(r"^start: .*", f"start: {named[1]}", text)))
+        except RequestError:
+            continue  # invalid, or nothing matches it
+        found += 1
+        with suppress(DeadEnd, TooComplex):
+            assert not follow(matcher, random.Random(0)).is_complete
+    assert found > 3

@@ -14,21 +14,34 @@ import yaml
 
 from cluster.commands import CommandError, run
 from cluster.controlplane import ControlPlane
-from fastgen_operator.kinds import FASTGEN, POD_MONITOR
+from fastgen_operator.kinds import FASTGEN, INFERENCE_POOL, POD_MONITOR, Kind
 from fastgen_operator.kube.transport import ApiServer
 from harness.chart import CHART, SERVICE_ACCOUNT, Helm
-from harness.definitions import POD_MONITOR_CRD
+from harness.definitions import INFERENCE_POOL_CRD, POD_MONITOR_CRD
 from harness.objects import PLATFORM, manifest
+from harness.probes import wait_policies, wait_rights
 from harness.space import resource
 from harness.user import refusal, server_of
 from support.namespace import MERGE, Object
-from support.waiting import eventually
 
 KINDS = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding"
 # Another release in the same cluster: the CRD is that of the first one.
 SECOND = ("--set", "crd.install=false", "--set", "operatorClass=blue")
 # Names of the objects without a namespace before they had the namespace of their release in them.
 FORMER = "fastgen-operator"
+STATUS: Object = {"apiGroups": [FASTGEN.group], "resources": ["fastgendeployments/status"], "verbs": ["patch"]}
+OPTIONAL = (POD_MONITOR, INFERENCE_POOL)
+SECRET: Object = {"name": "admin", "key": "token"}
+# By which Prometheus sends a Secret to the pods, or what it scrapes to another server.
+CREDENTIALS: list[Object] = [
+    {"authorization": {"credentials": SECRET}},
+    {"basicAuth": {"password": SECRET}},
+    {"bearerTokenSecret": SECRET},
+    {"oauth2": {"clientId": {"secret": SECRET}, "clientSecret": SECRET, "tokenUrl": "http://mine"}},
+    {"tlsConfig": {"keySecret": SECRET}},
+    {"proxyUrl": "http://mine"},
+    {"proxyUrl": "http://mine", "proxyConnectHeader": {"a": [SECRET]}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +110,9 @@ def test_each_policy_restricts_the_operator_of_its_own_release_and_class(plane: 
             plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(made))
         role = ("--clusterrole=one.fastgen-operator", "--user=nobody")
         plane.kubectl("create", "clusterrolebinding", "nobody", *role)
-        eventually(lambda: _status_refusal(plane, "two", "plain"), within=20, what="the policies")
+        wait_policies(plane)
+        for name in ("one", "two"):
+            wait_rights(_operator(plane, name), "shared", [STATUS])
         found = {
             (namespace, name): _status_refusal(plane, namespace, name)
             for namespace in ("one", "two")
@@ -112,27 +127,35 @@ def test_each_policy_restricts_the_operator_of_its_own_release_and_class(plane: 
 
 
 @pytest.mark.controlplane
-def test_the_operator_gives_prometheus_no_credentials(plane: ControlPlane, helm: Helm) -> None:
-    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(POD_MONITOR_CRD.fetch()))
+def test_monitors_and_pools_have_only_the_pods_of_their_resource_and_no_credentials(
+    plane: ControlPlane, helm: Helm
+) -> None:
+    for definition in (POD_MONITOR_CRD, INFERENCE_POOL_CRD):
+        plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(definition.fetch()))
     release(plane, helm, "install", "one", "--take-ownership")
     try:
-        for crd in ("fastgendeployments.fastgen.dev", "podmonitors.monitoring.coreos.com"):
-            plane.kubectl("wait", "--for=condition=Established", f"crd/{crd}", "--timeout=30s")
+        for kind in (FASTGEN, *OPTIONAL):
+            crd = f"crd/{kind.plural}.{kind.group}"
+            plane.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
         plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(resource()))
         owner = json.loads(plane.kubectl("get", "--namespace", "shared", "fgd/chat", "--output=json"))
-        monitor = manifest(POD_MONITOR, owner, replace(PLATFORM, optional_kinds=frozenset({POD_MONITOR})))
-        endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+        made = {kind: manifest(kind, owner, replace(PLATFORM, optional_kinds=frozenset(OPTIONAL))) for kind in OPTIONAL}
+        endpoint = made[POD_MONITOR]["spec"]["podMetricsEndpoints"][0]
         server = _operator(plane, "one")
 
-        def words(**spec: object) -> str:
-            made = {**monitor, "spec": {**monitor["spec"], **spec}}
-            return refusal(server, "POST", POD_MONITOR.path("shared"), made, query=[("dryRun", "All")])
+        def words(kind: Kind = POD_MONITOR, **spec: object) -> str:
+            changed = {**made[kind], "spec": {**made[kind]["spec"], **spec}}
+            return refusal(server, "POST", kind.path("shared"), changed, query=[("dryRun", "All")])
 
-        token = {"bearerTokenSecret": {"name": "admin", "key": "token"}}
-        eventually(lambda: words(podMetricsEndpoints=[{**endpoint, **token}]), within=20, what="the policy")
-        assert "without credentials" in words(podMetricsEndpoints=[{**endpoint, **token}])
+        wait_policies(plane)
+        for kind in OPTIONAL:
+            rule = {"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["create"]}
+            wait_rights(server, "shared", [rule])
+            assert words(kind) == ""
+            assert "select and create pods" in words(kind, selector={"matchLabels": {"app": "payments"}}), kind.name
+        for credentials in CREDENTIALS:
+            assert "without credentials" in words(podMetricsEndpoints=[{**endpoint, **credentials}]), credentials
         assert "without credentials" in words(namespaceSelector={"any": True})
-        assert words() == ""
     finally:
         release(plane, helm, "uninstall", "one")
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import POD, Kind
+from harness.probes import LIMIT_RANGE, probe
 from harness.space import NOW, Space
 from support.namespace import Object
 from support.waiting import eventually
@@ -106,20 +107,25 @@ def pods_made(space: Space) -> int:
     return sum(event.get("count") or 1 for event in events)
 
 
-def quota(space: Space, plural: str) -> None:
-    """Forbid further objects of a kind, by a ResourceQuota of the name `none`."""
-    space.kubectl("create", "quota", "none", f"--hard=count/{plural}=0")
-    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
+def quota(space: Space, kind: Kind, hard: str) -> None:
+    """Create the ResourceQuota `none`, and wait until it rejects an object of the kind that is none of the operator's.
+
+    Args:
+        hard: its limits, as `kubectl create quota` takes them.
+    """
+    space.kubectl("create", "quota", "none", f"--hard={hard}")
+    eventually(lambda: "quota: none" in probe(space, kind), within=20, what="the quota")
 
 
 @contextlib.contextmanager
 def dead_webhook(space: Space, group: str, resource: str) -> Iterator[None]:
-    """Register an unreachable, required admission webhook for a kind in this namespace only."""
+    """Register an unreachable, required admission webhook for a kind in this namespace, and for LimitRanges there."""
     hook = {
         "name": "dead.fastgen.test",
         "clientConfig": {"url": "https://127.0.0.1:1/"},
         "rules": [
-            {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": [resource]}
+            {"apiGroups": [of], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"], "resources": [plural]}
+            for of, plural in ((group, resource), (LIMIT_RANGE.group, LIMIT_RANGE.plural))
         ],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space.name}},
         "failurePolicy": "Fail",
@@ -135,6 +141,7 @@ def dead_webhook(space: Space, group: str, resource: str) -> Iterator[None]:
     }
     space.cluster.kubectl("create", "--filename", "-", stdin=json.dumps(configuration))
     try:
+        eventually(lambda: "failed calling webhook" in probe(space, LIMIT_RANGE), within=20, what="the webhook")
         yield
     finally:
         space.cluster.kubectl("delete", "validatingwebhookconfiguration", space.name)

@@ -9,6 +9,7 @@ import yaml
 
 from cluster.commands import run
 from cluster.controlplane import ControlPlane
+from harness.probes import wait_policies
 from support.namespace import Object
 
 CHART = Path(__file__).parents[2] / "charts" / "fastgen"
@@ -23,6 +24,8 @@ EDIT_ROLE = f"{CLUSTER_NAME}-edit"
 def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object:
     """Apply the rendered chart without the operator's Deployment: the tests run the operator themselves.
 
+    The API server has seen the admission policies when this returns.
+
     Returns:
         The Deployment.
     """
@@ -30,6 +33,7 @@ def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object
     applied = [obj for obj in rendered if obj["kind"] != "Deployment"]
     (deployment,) = [obj for obj in rendered if obj["kind"] == "Deployment"]
     plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(applied))
+    wait_policies(plane)
     return deployment
 
 
@@ -37,6 +41,7 @@ def uninstall(plane: ControlPlane, *args: str, release: str) -> None:
     """Delete what `install` has applied. Its admission policies would judge the objects of later tests."""
     rendered = yaml.safe_dump_all(Helm(plane.programs / "helm").render(*args, release=release))
     plane.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename", "-", stdin=rendered)
+    wait_policies(plane)
 
 
 def operator_kubeconfig(plane: ControlPlane, name: str = SERVICE_ACCOUNT) -> Path:

@@ -10,8 +10,8 @@ from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import FASTGEN
 from harness.chart import CLUSTER_NAME
+from harness.probes import wait_policies
 from harness.space import Space, resource
-from support.waiting import eventually
 
 LIMITS = f"{CLUSTER_NAME}-limits"
 BINDING = f"validatingadmissionpolicybinding/{LIMITS}"
@@ -23,7 +23,6 @@ def without_limits(plane: ControlPlane, space: Space) -> Iterator[None]:
     elsewhere = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [space.name]}
     _select(plane, {"matchExpressions": [elsewhere]})
     try:
-        eventually(lambda: create(space, "probe", deep(100), "--dry-run=server"), within=20, what="no limits")
         yield
     finally:
         _select(plane, None)
@@ -32,6 +31,7 @@ def without_limits(plane: ControlPlane, space: Space) -> Iterator[None]:
 def _select(plane: ControlPlane, namespaces: object) -> None:
     patch = {"spec": {"matchResources": {"namespaceSelector": namespaces}}}
     plane.kubectl("patch", BINDING, "--type", "merge", "--patch", json.dumps(patch))
+    wait_policies(plane)
 
 
 def deep(levels: int, shape: str = "map") -> str:

@@ -6,10 +6,11 @@ import copy
 from typing import Any
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.kinds import DEPLOYMENT, Kind
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, Kind
 from fastgen_operator.kube.transport import ApiServer
 from harness.chart import operator_kubeconfig
 from harness.objects import manifests
+from harness.probes import wait_rights
 from harness.user import refusal, server_of
 from support.namespace import Object
 
@@ -19,8 +20,10 @@ END = object()
 
 
 def thief_of(plane: ControlPlane) -> ApiServer:
-    """Return a client of the API server that has the operator's credentials."""
-    return server_of(str(operator_kubeconfig(plane)))
+    """Return a client of the API server that has the operator's credentials, and its rights."""
+    server = server_of(str(operator_kubeconfig(plane)))
+    wait_rights(server, "", [{"apiGroups": [FASTGEN.group], "resources": [FASTGEN.plural], "verbs": ["list"]}])
+    return server
 
 
 def children(owner: Object) -> dict[Kind, Object]:

@@ -13,9 +13,9 @@ from fastgen_operator.kinds import FASTGEN, Kind
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
 from harness.chart import EDIT_ROLE
+from harness.probes import wait_rights
 from harness.space import Space, resource
 from support.namespace import MERGE, Object
-from support.waiting import eventually
 
 _RBAC = "rbac.authorization.k8s.io"
 
@@ -42,8 +42,8 @@ class User:
         for obj in (role, *bindings):
             space.kubectl("create", "--filename", "-", stdin=json.dumps({"apiVersion": f"{_RBAC}/v1", **obj}))
         self.server = server_of(str(space.cluster.kubeconfig_for(self.name, self.name)))
-        # The API server needs a moment to see the bindings, of which the last is that of the edit role.
-        eventually(lambda: "cannot create resource" not in self.refusal(), within=20, what="the user's rights")
+        created: Object = {"apiGroups": [FASTGEN.group], "resources": [FASTGEN.plural], "verbs": ["create"]}
+        wait_rights(self.server, space.name, [created, *rules])
 
     def refusal(self, **spec: Any) -> str:
         """Return the API server's words about a new resource, without creating it; empty if it is accepted."""

@@ -6,15 +6,15 @@ import base64
 import json
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 from cluster.pki import Authority
-from fastgen_operator.kinds import SERVICE_ACCOUNT
-from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.kinds import DEPLOYMENT, SERVICE_ACCOUNT, Kind
+from harness.probes import probe
 from harness.space import Space
 from support.namespace import Object
 from support.waiting import eventually
@@ -91,7 +91,7 @@ def mutating(space: Space, folder: Path, mutate: Mutation) -> Iterator[Webhook]:
         folder: where its certificate is written.
     """
     with _registered(space, folder, "Mutating", by_patch(mutate), ("deployments",)) as webhook:
-        _wait_called(space, webhook)
+        _wait_called(space, webhook, DEPLOYMENT)
         yield webhook
 
 
@@ -103,8 +103,7 @@ def validating(space: Space, folder: Path, decide: Decision) -> Iterator[Webhook
         folder: where its certificate is written.
     """
     with _registered(space, folder, "Validating", decide, CHILDREN) as webhook:
-        eventually(lambda: _is_asked(space, webhook), within=20, what="a call of the webhook")
-        webhook.seen.clear()
+        _wait_called(space, webhook, SERVICE_ACCOUNT)
         yield webhook
 
 
@@ -150,27 +149,10 @@ def _registered(space: Space, folder: Path, kind: str, decide: Decision, resourc
             thread.join()
 
 
-def _is_asked(space: Space, hook: Webhook) -> bool:
-    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "probe"}}
-    with suppress(KubeError):
-        path = SERVICE_ACCOUNT.path(space.name)
-        space.server.request("POST", path, [("dryRun", "All")], account, "application/json")
-    return bool(hook.seen)
-
-
-def _wait_called(space: Space, hook: Webhook) -> None:
-    probe: Object = {
-        **{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "probe"}},
-        "spec": {
-            "replicas": 0,
-            "selector": {"matchLabels": {"a": "b"}},
-            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
-        },
-    }
-
+def _wait_called(space: Space, hook: Webhook, kind: Kind) -> None:
     def is_called() -> bool:
-        space.apply(probe)
+        probe(space, kind)
         return bool(hook.seen)
 
     eventually(is_called, within=20, what="a call of the webhook")
-    space.kubectl("delete", "deployment", "probe")
+    hook.seen.clear()

@@ -13,6 +13,7 @@ import pytest
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import SERVICE_ACCOUNT
 from fastgen_operator.kube.transport import ApiServer, KubeError
+from harness.probes import wait_rights
 from harness.space import Space
 from harness.user import server_of
 from harness.webhook import validating
@@ -53,7 +54,9 @@ def server(plane: ControlPlane) -> Iterator[ApiServer]:
     for obj in (LEVEL, SCHEMA):
         plane.kubectl("create", "--filename", "-", stdin=json.dumps(obj))
     plane.kubectl("create", "clusterrolebinding", USER, "--clusterrole=cluster-admin", f"--user={USER}")
-    yield server_of(str(plane.kubeconfig_for(USER, USER)))
+    server = server_of(str(plane.kubeconfig_for(USER, USER)))
+    wait_rights(server, "", [{"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["create"]}])
+    yield server
     plane.kubectl("delete", "flowschema,prioritylevelconfiguration,clusterrolebinding", USER)
 
 

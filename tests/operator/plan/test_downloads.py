@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from fastgen_operator.kinds import POD
 from fastgen_operator.kube.transport import KubeError
+from harness.adverse import quota
 from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.namespace import Object
@@ -217,22 +219,17 @@ def test_nothing_is_written_after_the_download_and_everything_is_deleted_with_th
     eventually(lambda: space.items("pvc") == [], within=30, what="the end of the volume")
 
 
-def quota(space: Space, **hard: str) -> None:
-    named = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}}
-    space.apply({**named, "spec": {"hard": {name.replace("_", "."): value for name, value in hard.items()}}})
-
-
 def test_a_quota_that_requires_requests_and_limits_accepts_the_download(space: Space) -> None:
-    quota(space, requests_cpu="2", requests_memory="4Gi", limits_cpu="2", limits_memory="4Gi")
+    quota(space, POD, "requests.cpu=2,requests.memory=4Gi,limits.cpu=2,limits.memory=4Gi")
     space.apply(cached())
     assert download(space)["spec"]["containers"][0]["name"] == "fetch"
 
 
 def test_a_rejected_download_pod_is_reported_in_the_words_of_the_api_server(space: Space) -> None:
-    quota(space, limits_memory="256Mi")
+    quota(space, POD, "limits.memory=256Mi")
     space.apply(cached())
     condition = space.wait_condition("Ready", "False", "FailedCreate")
-    assert "exceeded quota: quota, requested: limits.memory=1Gi" in condition["message"]
+    assert "exceeded quota: none, requested: limits.memory=1Gi" in condition["message"]
     assert "reduce spec.model.download.resources, or raise the quota" in condition["message"]
     assert condition["message"].startswith("the API server rejects the pod of Job chat-fetch-")
     limits = {"resources": {"limits": {"memory": "200Mi"}}}

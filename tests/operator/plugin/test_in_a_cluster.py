@@ -18,14 +18,16 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from engine.server.serving import Serving, serving
-from fastgen_operator.kinds import POD
+from fastgen_operator.kinds import FASTGEN, POD
 from fastgen_operator.plugin.main import main
 from harness.chart import SYSTEM
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.kubelet import Kubelet
+from harness.probes import wait_rights
 from harness.process import OperatorProcess
 from harness.space import Space, resource
+from harness.user import server_of
 from support.namespace import Object
 from support.waiting import eventually
 
@@ -68,7 +70,11 @@ def plugin(space: Space, capsys: pytest.CaptureFixture[str]) -> Plugin:
 def user_with(space: Space, name: str, role: str) -> Path:
     """Return the kubeconfig of a user with a role of the cluster in the namespace."""
     space.kubectl("create", "rolebinding", f"{name}-{role}", f"--clusterrole={role}", f"--user={name}")
-    return space.cluster.kubeconfig_for(name, name)
+    kubeconfig = space.cluster.kubeconfig_for(name, name)
+    # Also until the cluster's own role contains the rule of the chart.
+    rule: Object = {"apiGroups": [FASTGEN.group], "resources": [FASTGEN.plural], "verbs": ["list"]}
+    wait_rights(server_of(str(kubeconfig)), space.name, [rule])
+    return kubeconfig
 
 
 def test_a_decision_is_repeated_from_its_recorded_inputs(

@@ -15,6 +15,7 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from fastgen import exit_codes
+from fastgen_operator.kinds import POD, POD_DISRUPTION_BUDGET
 from fastgen_operator.kube.transport import KubeError
 from harness.adverse import NO_GPU, bind, bury, node, quota, record
 from harness.chart import operator_kubeconfig
@@ -427,7 +428,7 @@ def test_refused_and_rewritten_children_and_replaced_pods_converge_although_ever
 ) -> None:
     """A quota, a mutating webhook, and replicas that wait for the node of their volume."""
     operator = start()
-    quota(space, "poddisruptionbudgets.policy")
+    quota(space, POD_DISRUPTION_BUDGET, "count/poddisruptionbudgets.policy=0")
     home = f"home-{space.name[-20:]}"
     with mutating(space, tmp_path, mirror_image) as hook, node(plane, home):
         proxy.rule = once_each(fault)
@@ -474,7 +475,7 @@ def test_what_stops_a_download_and_its_pods_is_named_although_each_first_write_f
         return writes(request)
 
     proxy.rule = rule
-    quota(space, "pods")
+    quota(space, POD, "count/pods=0")
     gate: Object = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}
     model: Object = {"source": "hf://tests/tiny"}
     spec: Object = {"cache": {"size": "1Gi"}, "podTemplate": gate, "apiKeySecretName": "nope"}

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from fastgen_operator.kinds import DEPLOYMENT
 from fastgen_operator.kube.transport import KubeError
+from harness.adverse import quota
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
@@ -159,8 +161,7 @@ def test_an_object_of_another_owner_is_not_changed_and_is_named(space: Space) ->
 
 
 def test_a_rejection_by_the_api_server_is_quoted_and_clears_by_itself(space: Space) -> None:
-    space.kubectl("create", "quota", "none", "--hard=count/deployments.apps=0")
-    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
+    quota(space, DEPLOYMENT, "count/deployments.apps=0")
     space.apply(resource())
     condition = space.wait_condition("Progressing", "False", "ApplyRefused")
     assert "exceeded quota: none" in condition["message"]

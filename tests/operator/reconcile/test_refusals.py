@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fastgen_operator.kinds import POD_DISRUPTION_BUDGET
 from harness.adverse import dead_webhook, quota
 from harness.space import Space, resource
 from support.namespace import Object
@@ -64,7 +65,7 @@ def test_a_correction_of_an_unusable_template_is_rolled_out(space: Space) -> Non
 
 
 def test_a_rejected_disruption_budget_is_reported_and_does_not_stop_scaling(space: Space) -> None:
-    quota(space, "poddisruptionbudgets.policy")
+    quota(space, POD_DISRUPTION_BUDGET, "count/poddisruptionbudgets.policy=0")
     space.apply(resource())
     space.make_ready()
     condition = space.wait_condition("Ready", "False", "ApplyRefused")

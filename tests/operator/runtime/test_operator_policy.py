@@ -55,7 +55,7 @@ def owner(space: Space, thief: ApiServer) -> Object:
     space.apply(resource(**NAMED))
     found = space.get("fgd", "chat")
     wrong = changed(deployment(found), ("metadata", "ownerReferences", 0, "uid"), "made-up")
-    eventually(lambda: dry(thief, DEPLOYMENT, wrong), within=20, what="the policies")
+    eventually(lambda: "another FastGenDeployment" in dry(thief, DEPLOYMENT, wrong), within=20, what="the policies")
     return found
 
 

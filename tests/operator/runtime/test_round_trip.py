@@ -11,6 +11,7 @@ from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.round_trip import RoundTripFailed, resource, round_trip
 from harness.chart import Helm, operator_kubeconfig
+from harness.probes import wait_rights
 from harness.space import Space
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
@@ -26,7 +27,9 @@ def server(plane: ControlPlane, space: Space) -> ApiServer:
     plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(access))
     (pod,) = [obj for obj in objects if obj["kind"] == "Pod"]
     config = operator_kubeconfig(plane, pod["spec"]["serviceAccountName"])
-    return ApiServer(new_client_from_config(str(config)), Metrics(), 10.0)
+    made = ApiServer(new_client_from_config(str(config)), Metrics(), 10.0)
+    wait_rights(made, space.name, access[1]["rules"])
+    return made
 
 
 def test_the_operator_answers_an_applied_and_a_changed_resource(server: ApiServer, space: Space) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fastgen_operator.kinds import POD
+from harness.adverse import quota
 from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.waiting import eventually
@@ -129,8 +131,7 @@ def test_an_image_that_cannot_be_pulled_is_named(space: Space) -> None:
 
 
 def test_the_admission_message_of_rejected_pods_is_shown(space: Space) -> None:
-    space.kubectl("create", "quota", "none", "--hard=pods=0")
-    eventually(lambda: space.get("quota", "none").get("status", {}).get("hard"), within=20, what="the quota")
+    quota(space, POD, "pods=0")
     space.apply(resource())
     condition = space.wait_condition("Ready", "False", "ReplicaFailure")
     assert "exceeded quota: none" in condition["message"]

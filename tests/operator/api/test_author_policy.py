@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
 import pytest
 
+from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
+from fastgen_operator.kinds import FASTGEN
 from fastgen_operator.kube.transport import KubeError
+from harness.adverse import bind, node
+from harness.chart import CLUSTER_NAME
 from harness.hostile import without_limits
-from harness.space import Space, resource
+from harness.process import OperatorProcess
+from harness.space import Space, resource, running
 from harness.user import User
 from support.namespace import Object
 from support.waiting import eventually
@@ -19,7 +27,7 @@ PODS: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
 SECRETS: Object = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}
 CLAIMS: Object = {"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["update"]}
 MINE: Object = {**SECRETS, "resourceNames": ["mine"]}
-MY_CLAIM: Object = {**CLAIMS, "resourceNames": ["mine"]}
+MY_CLAIMS: Object = {**CLAIMS, "resourceNames": ["mine", "also", "third"]}
 ROBOT: Object = {
     **{"apiGroups": [""], "resources": ["serviceaccounts"]},
     **{"resourceNames": ["robot"], "verbs": ["impersonate"]},
@@ -152,13 +160,17 @@ HARMLESS: list[Object] = [
 ]
 
 
+SEVERAL = patched(volumes=[{"name": name, **claim(name)} for name in ("mine", "also", "third")])
+
+
 def test_an_author_reaches_only_what_the_author_may_reach(space: Space) -> None:
-    alice = User(space, "alice", [MINE, MY_CLAIM, ROBOT, *CLASSES])
+    alice = User(space, "alice", [MINE, MY_CLAIMS, ROBOT, *CLASSES])
     eventually(lambda: alice.refusal(apiKeySecretName="other"), within=20, what="the policy")
     for spec, field in (*SECRET, *CLAIM, *CLASS):
         words = alice.refusal(**spec)
         assert field in words, spec
         assert alice.name in words, spec
+    assert "or not all of several" in alice.refusal(**SEVERAL), "needs the right to all claims"
     for spec in ACCOUNT:
         assert "spec.podTemplate.spec.serviceAccountName: " in alice.refusal(**spec), spec
     for spec in AROUND:
@@ -170,12 +182,11 @@ def test_an_author_reaches_only_what_the_author_may_reach(space: Space) -> None:
 def test_rights_on_secrets_claims_or_pods_are_enough(space: Space) -> None:
     reader, creator = User(space, "reader", [SECRETS, CLAIMS]), User(space, "creator", [PODS])
     eventually(lambda: reader.refusal(**patched(serviceAccountName="admin")), within=20, what="the policy")
-    several = patched(volumes=[{"name": name, **claim(name)} for name in ("one", "two", "three")])
-    for spec in (*(spec for spec, _ in (*SECRET, *CLAIM)), several):
+    for spec in (*(spec for spec, _ in (*SECRET, *CLAIM)), SEVERAL):
         assert reader.refusal(**spec) == "", spec
     for spec in ACCOUNT:
         assert "may neither create pods nor impersonate the ServiceAccount" in reader.refusal(**spec), spec
-    for spec in (*(spec for spec, _ in (*SECRET, *CLAIM, *CLASS)), *ACCOUNT, *AROUND, *HARMLESS, several):
+    for spec in (*(spec for spec, _ in (*SECRET, *CLAIM, *CLASS)), *ACCOUNT, *AROUND, *HARMLESS, SEVERAL):
         assert creator.refusal(**spec) == "", spec
 
 
@@ -213,3 +224,43 @@ def test_what_another_author_named_cannot_be_reached_by_a_change_of_the_image(sp
     without = {**stolen["spec"], "apiKeySecretName": None}
     assert f"spec.podTemplate.spec.nodeName: {alice.name} {NEEDS_PODS}" in alice.patch_refusal({"spec": without})
     assert alice.patch_refusal({"spec": {**without, "podTemplate": None}}) == ""
+
+
+def test_a_rejection_names_the_field_the_user_and_the_right(space: Space) -> None:
+    """With GitOps, the user is the service account of a controller. Both are tried as the page says."""
+    alice, robot = User(space, "alice").name, f"system:serviceaccount:{space.name}:robot"
+    for role in ("view", "edit"):
+        named = f"--clusterrole={CLUSTER_NAME}-{role}"
+        space.kubectl("create", "rolebinding", role, named, f"--user={alice}", f"--user={robot}")
+    made = json.dumps(resource(apiKeySecretName="other"))
+
+    def is_named(name: str) -> bool:
+        with pytest.raises(CommandError) as refused:
+            space.kubectl("apply", "--dry-run=server", f"--as={name}", "--filename", "-", stdin=made)
+        return f"denied request: spec.apiKeySecretName: {name} may not get the Secret other" in str(refused.value)
+
+    for name in (alice, robot):
+        eventually(partial(is_named, name), within=20, what=name)
+
+
+def test_the_labels_of_an_author_decide_which_services_and_policies_select_the_pods(
+    plane: ControlPlane, space: Space, operator: OperatorProcess
+) -> None:
+    del operator
+    alice = User(space, "alice")
+    space.kubectl("create", "service", "clusterip", "payments", "--tcp=80:8000")
+    made = resource(podTemplate={"metadata": {"labels": {"app": "payments"}}})
+    alice.server.request("POST", FASTGEN.path(space.name), None, made, "application/json")
+    (pod,) = space.wait_pods(1)
+
+    def receives() -> bool:
+        slices = space.items("endpointslices", labels="kubernetes.io/service-name=payments")
+        return any(each["addresses"] == ["10.0.0.7"] for found in slices for each in found["endpoints"] or ())
+
+    with node(plane, space.name):
+        bind(space, pod, space.name)
+        status = {**running(ready=True), "podIP": "10.0.0.7", "podIPs": [{"ip": "10.0.0.7"}]}
+        space.patch(f"pod/{pod['metadata']['name']}", {"status": status}, "status")
+        eventually(receives, within=20, what="the traffic of the other Service")
+    policies = [each["spec"]["podSelector"] for each in space.items("networkpolicies")]
+    assert policies == [{"matchLabels": {"fastgen.dev/deployment": "chat"}}], "its own, which the labels do not change"

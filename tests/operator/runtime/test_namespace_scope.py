@@ -8,9 +8,12 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from cluster.programs import ensure_programs
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD
 from harness.chart import SYSTEM, install, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.space import Space, resource
+from harness.thief import changed, deployment, dry
+from harness.user import refusal, server_of
 from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
@@ -43,3 +46,9 @@ def test_an_operator_of_one_namespace_waits_for_its_crd_and_permissions_and_need
             *("--selector", "app.kubernetes.io/name=fastgen-operator"),
         )
         assert cluster_wide == ""
+        thief = server_of(str(operator_kubeconfig(plane)))
+        made = deployment(mine.get("fgd", "chat"))
+        assert "cannot patch resource" in dry(thief, DEPLOYMENT, changed(made, ("metadata", "namespace"), "theirs"))
+        for path in ("/api/v1/nodes", POD.path(None), POD.path("theirs"), FASTGEN.path("theirs")):
+            assert "cannot list resource" in refusal(thief, "GET", path), path
+        assert refusal(thief, "GET", POD.path("mine")) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN
 from fastgen_operator.kube.transport import ApiServer
-from harness.chart import install
+from harness.chart import install, operator_kubeconfig
+from harness.process import OperatorProcess
 from harness.space import Space, resource
 from harness.thief import END, ENGINE, POD_SPEC, changed, deployment, dry, thief_of
 from harness.user import User, refusal
@@ -113,3 +115,29 @@ def test_authors_use_only_the_images_labels_and_annotations_of_the_chart(space: 
         metadata(annotations={"prometheus.io/scrape": "true"}),
     ):
         assert "whose key belongs to another component" in alice.refusal(**refused), refused
+
+
+def test_templates_of_any_kind_take_the_node(
+    plane: ControlPlane, space: Space, thief: ApiServer, owner: Object, tmp_path: Path
+) -> None:
+    """Those of authors who may create pods, and of the operator's credentials with an owner that does not exist."""
+    files: Object = {"name": "host", "hostPath": {"path": "/"}}
+    pod: Object = {"hostNetwork": True, "volumes": [files]}
+    alice, creator = User(space, "alice"), User(space, "creator", [PODS])
+    assert "denied request: spec.podTemplate" in alice.refusal(podTemplate={"spec": pod})
+    space.kubectl("label", "namespace", space.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+    made = resource("node", operatorClass="blue", podTemplate={"spec": pod})
+    creator.server.request("POST", FASTGEN.path(space.name), None, made, "application/json")
+    arguments = ("--namespace", space.name, "--operator-class", "blue", "--pod-template", "any")
+    operator = OperatorProcess(operator_kubeconfig(plane), tmp_path / "log", arguments)
+    operator.start()
+    try:
+        (found,) = space.wait_pods(1, "node")
+        assert found["spec"]["hostNetwork"]
+        assert [each["hostPath"]["path"] for each in found["spec"]["volumes"] if "hostPath" in each] == ["/"]
+        assert space.wait_condition("PodsRestricted", "False", None, "node")
+    finally:
+        operator.abandon()
+    nobody = {**owner, "metadata": {**owner["metadata"], "name": "nobody", "uid": "made-up"}}
+    stolen = changed(deployment(nobody), (*POD_SPEC, "volumes", END), files)
+    assert dry(thief, DEPLOYMENT, changed(stolen, (*POD_SPEC, "hostPID"), True)) == ""

@@ -25,6 +25,8 @@ def chain(count: int) -> str:
 
 
 # Each took the server or the engine with it, or seconds and gigabytes; with the status that is right.
+# BUSY may get 503 on a machine that is too busy to spend the two seconds within a minute.
+BUSY = "automaton"
 HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
     "bounds": ("completions", {"guided_json": _BOUNDS}, 400),
     "const": ("completions", {"guided_json": {"const": _LEAST}}, 400),
@@ -90,6 +92,10 @@ def test_no_grammar_ends_or_stalls_the_server_or_the_engine(small: Serving) -> N
     assert engines
     for case, (path, fields, status) in HOSTILE.items():
         response = ask(small, path, fields)
+        if case == BUSY and response.status_code == 503:
+            assert response.json()["error"]["code"] == "grammars_unavailable", response.text
+            assert response.headers["retry-after"]
+            continue
         assert response.status_code == status, (case, response.text)
         if status == 400:
             error = response.json()["error"]

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import Grammar, RequestError
 from fastgen.text.grammars import checker as checker_module
 from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
+from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict
 from fastgen.text.grammars.compiled import CompiledGrammars
 from support.waiting import eventually
 
@@ -147,6 +150,69 @@ def test_a_process_that_cannot_be_started_is_an_error_of_its_own(
     monkeypatch.setattr(checker_module.sys, "executable", "/nonexistent")
     with pytest.raises(CheckerUnavailable, match="cannot be started"):
         rehearsals.check(VALID)
+
+
+def test_only_what_needs_a_verdict_waits_for_a_process_that_starts_late(
+    rehearsals: GrammarChecker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The event loop asks whether a verdict is known."""
+    executable, start = tmp_path / "late", tmp_path / "start"
+    executable.write_text(f'#!/bin/sh\nuntil [ -e {start} ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n')
+    executable.chmod(0o755)
+    monkeypatch.setattr(checker_module.sys, "executable", str(executable))
+    known = Grammar(kind="regex", text="a|d")
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            waiting = [threads.submit(rehearsals.check, grammar) for grammar in (VALID, known)]
+            eventually(lambda: rehearsals._process is not None, within=20, what="a start", every=0.01)
+            asked = threading.Thread(target=rehearsals.is_accepted, args=(known,))
+            asked.start()
+            asked.join(20)
+            assert not asked.is_alive()
+            assert not any(each.done() for each in waiting)
+        finally:
+            start.touch()
+        for each in waiting:
+            each.result()
+
+
+def test_a_rehearsal_that_is_late_on_a_busy_machine_says_nothing_of_its_grammar(
+    rehearsals: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = rehearsals._running()
+    process._send_vocabulary()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:  # its fork waits for a grammar
+        socket.send_fds(process._control, [b"g"], [theirs.fileno()])
+        (fork,) = eventually(lambda: forks_of(pid_of(rehearsals)), within=20, what="a rehearsal", every=0.01)
+        os.kill(fork, signal.SIGALRM)
+        late = msgspec.msgpack.decode(ours.recv(MOST_MESSAGE_BYTES), type=Verdict)
+    other = Grammar(kind="regex", text="a|c")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "rehearse", lambda _: late)
+        with pytest.raises(CheckerUnavailable, match="the machine is busy"):
+            rehearsals.check(other)
+    rehearsals.check(other)
+
+
+def test_a_name_that_is_no_text_is_shown_in_the_message(rehearsals: GrammarChecker) -> None:
+    schema = {"type": "object", "properties": {"\ud800": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(RequestError, match=r"properties\.\\ud800\.uniqueItems"):
+        rehearsals.check(Grammar(kind="json_schema", text=json.dumps(schema)))
+
+
+def test_a_process_that_does_not_answer_is_replaced(
+    rehearsals: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsals.check(VALID)
+    stopped = pid_of(rehearsals)
+    os.kill(stopped, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(checker_module, "_ANSWER_SECONDS", 0.1)
+        with pytest.raises(CheckerUnavailable, match="does not answer"):
+            rehearsals.check(Grammar(kind="regex", text="a|c"))
+    rehearsals.check(Grammar(kind="regex", text="a|c"))
+    assert pid_of(rehearsals) != stopped
 
 
 def test_the_process_and_its_rehearsals_end_with_their_owner() -> None:

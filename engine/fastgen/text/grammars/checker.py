@@ -33,6 +33,8 @@ _FAULTS = {
     signal.SIGXCPU: f"compiling it takes more than {MOST_REHEARSAL_CPU_SECONDS} s of processor time; simplify it",
 }
 _EXIT_SECONDS = 1.0
+# Longest time until the process has read the vocabulary, or answered: it starts and forks late on a busy machine.
+_ANSWER_SECONDS = 2.0 * MOST_REHEARSAL_SECONDS
 # Grammars that are rehearsed at once for `admit`. Threads of their own wait for the verdicts.
 _AT_ONCE = 4
 _VERDICTS_KEPT = 4096
@@ -51,7 +53,8 @@ class GrammarChecker:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the verdicts; the event loop takes it
+        self._starting = threading.Lock()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "grammar")
         self._process: _Process | None = None
         self._faults: OrderedDict[bytes, str] = OrderedDict()  # by digest; "" of accepted grammars
@@ -76,7 +79,7 @@ class GrammarChecker:
 
         Raises:
             InvalidGrammar: if the grammar is invalid or too complex, with the reason.
-            CheckerUnavailable: if it could not be rehearsed.
+            CheckerUnavailable: if it could not be rehearsed, or not in time on a busy machine.
         """
         if self.is_accepted(grammar):
             return
@@ -86,6 +89,10 @@ class GrammarChecker:
         if verdict.error:
             log.error("a grammar could not be checked: %s", verdict.error)
             raise InvalidGrammar(grammar, "it cannot be checked; simplify it")
+        if verdict.signal == signal.SIGALRM:  # which says nothing of the grammar
+            raise CheckerUnavailable(
+                f"the machine is busy: the grammar was not checked within {MOST_REHEARSAL_SECONDS} s"
+            )
         if verdict.signal:
             log.warning("a grammar ended its rehearsal by %s", signal.Signals(verdict.signal).name)
             if verdict.signal not in _FAULTS:  # it may not be the grammar's fault
@@ -124,7 +131,7 @@ class GrammarChecker:
 
     def close(self) -> None:
         """End the process, and with it the rehearsals that run. The next grammar starts another one."""
-        with self._lock:
+        with self._starting:
             process, self._process = self._process, None
         if process is not None:
             process.close()
@@ -136,20 +143,20 @@ class GrammarChecker:
             try:
                 return process.rehearse(grammar)
             except OSError as error:
-                log.warning("the process that checks grammars has ended: %s", error)
-                with self._lock:
+                log.warning("the process that checks grammars has ended or hangs: %s", error)
+                with self._starting:
                     if self._process is process:
                         self._process = None
                 process.close()
+                if isinstance(error, TimeoutError):
+                    raise CheckerUnavailable("the process that checks grammars does not answer") from None
         raise CheckerUnavailable("the process that checks grammars ends again and again")
 
     def _running(self) -> _Process:
-        with self._lock:
+        with self._starting:
             if self._process is None:
-                vocabulary = self._tokenizer.vocabulary
-                tokens = [vocabulary.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
                 try:
-                    self._process = _Process(TokenTexts(tokens, sorted(self._tokenizer.special_token_ids)))
+                    self._process = _Process(self._tokenizer)
                 except OSError as error:
                     raise CheckerUnavailable(f"the process that checks grammars cannot be started: {error}") from None
             return self._process
@@ -163,35 +170,42 @@ def _digest(grammar: Grammar) -> bytes:
 class _Process:
     """A process that rehearses grammars over one vocabulary, several at once."""
 
-    def __init__(self, texts: TokenTexts) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer: Tokenizer | None = tokenizer  # until the process has the vocabulary
         self._control, theirs = socket.socketpair()
+        self._control.settimeout(_ANSWER_SECONDS)
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-m", checker_process.__name__], stdin=theirs.fileno())
         self._sending = threading.Lock()
         self._end = weakref.finalize(self, _end, self._control, self._process)
-        try:
-            data = msgspec.msgpack.encode(texts)
-            self._control.sendall(len(data).to_bytes(4, "big") + data)
-        except OSError:
-            self.close()
-            raise
 
     def rehearse(self, grammar: Grammar) -> Verdict:
         """Return the verdict on a grammar.
 
         Raises:
-            OSError: if the process has ended.
+            OSError: if the process has ended, TimeoutError if it does not answer.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs, self._sending:
+                self._send_vocabulary()
                 socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-            ours.settimeout(2 * MOST_REHEARSAL_SECONDS)
+            ours.settimeout(_ANSWER_SECONDS)
             ours.send(msgspec.msgpack.encode(grammar))
             data = ours.recv(MOST_MESSAGE_BYTES)
         if not data:
             raise ConnectionError("it was killed")
         return msgspec.msgpack.decode(data, type=Verdict)
+
+    def _send_vocabulary(self) -> None:
+        """Send the vocabulary before the first grammar. The process reads it once it has started."""
+        if self._tokenizer is None:
+            return
+        vocabulary = self._tokenizer.vocabulary
+        tokens = [vocabulary.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+        data = msgspec.msgpack.encode(TokenTexts(tokens, sorted(self._tokenizer.special_token_ids)))
+        self._control.sendall(len(data).to_bytes(4, "big") + data)
+        self._tokenizer = None
 
     def close(self) -> None:
         """End the process."""

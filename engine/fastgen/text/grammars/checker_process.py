@@ -120,7 +120,7 @@ class _Process:
         try:
             rehearse(grammar, self._tables, self._end_token)
         except InvalidGrammar as error:
-            verdict.fault = error.fault
+            verdict.fault = error.fault.encode(errors="backslashreplace").decode()  # names may be lone surrogates
         except MemoryError:
             verdict.signal = signal.SIGABRT
         except Exception as error:

@@ -87,7 +87,7 @@ class _Rules:
             self._advance()
         elif kind == "name" and text.lstrip("!?_")[0].islower():
             while self._advance() != ":":
-                if self._next[0] == "newline" or self._text == "::":
+                if self._next[0] == "newline":
                     raise ValueError(text)
             self._alternatives(text.lstrip("!?"))
         else:

@@ -15,8 +15,8 @@ MOST_BYTES = 1 << 30
 # Most processor time and memory of a rehearsal. Those of applications' grammars take milliseconds and up to 30 MiB.
 MOST_REHEARSAL_CPU_SECONDS = 2
 MOST_REHEARSAL_BYTES = 64 << 20
-# Longest time until it ends or is ended, on a machine that is busy.
-MOST_REHEARSAL_SECONDS = 15
+# Longest time until it ends or is ended. Only a machine that is very busy needs more for the processor time above.
+MOST_REHEARSAL_SECONDS = 60
 # Longest time to compute a mask in a rehearsal. The engine computes one for each token.
 MOST_REHEARSED_MASK_SECONDS = 0.1
 

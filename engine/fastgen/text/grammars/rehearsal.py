@@ -102,10 +102,10 @@ def _step(
     """Generate one token; return what is wrong, if anything, and whether the match ends."""
     began = time.process_time()
     mask = matcher.compute_bitmask()
-    if time.process_time() - began > MOST_REHEARSED_MASK_SECONDS:
-        return "finding the tokens that may follow takes too long; simplify it", True
     if matcher.is_error():
         return f"a generation could not be continued: {summary(matcher.get_error())}; simplify it", True
+    if time.process_time() - began > MOST_REHEARSED_MASK_SECONDS:
+        return "finding the tokens that may follow takes too long; simplify it", True
     if not any(mask):
         return "a generation could not be continued after some of its beginnings; simplify it", True
     token = choose(mask if may_end else _without(mask, end_token), source)

@@ -23,6 +23,7 @@ from fastgen.text.grammars import checker as checker_module
 from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
 from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict
 from fastgen.text.grammars.compiled import CompiledGrammars
+from fastgen.text.tokenizer import Tokenizer
 from support.waiting import eventually
 
 TOKENIZER = byte_tokenizer(None)
@@ -153,9 +154,10 @@ def test_a_process_that_cannot_be_started_is_an_error_of_its_own(
 
 
 def test_only_what_needs_a_verdict_waits_for_a_process_that_starts_late(
-    rehearsals: GrammarChecker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The event loop asks whether a verdict is known."""
+    """The event loop asks whether a verdict is known, while the vocabulary, a large one, waits to be read."""
+    rehearsals = GrammarChecker(smollm2)
     executable, start = tmp_path / "late", tmp_path / "start"
     executable.write_text(f'#!/bin/sh\nuntil [ -e {start} ]; do sleep 0.1; done\nexec {sys.executable} "$@"\n')
     executable.chmod(0o755)
@@ -174,6 +176,7 @@ def test_only_what_needs_a_verdict_waits_for_a_process_that_starts_late(
             start.touch()
         for each in waiting:
             each.result()
+    rehearsals.close()
 
 
 def test_a_rehearsal_that_is_late_on_a_busy_machine_says_nothing_of_its_grammar(

@@ -17,7 +17,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from engine.text.following import compiled
+from engine.text.following import accepts, compiled
 from fastgen.core.request import FinishReason, Grammar, RequestError
 from fastgen.text.grammars import compiled as compiled_module
 from fastgen.text.grammars import matcher as matcher_module
@@ -138,6 +138,48 @@ def test_a_lark_grammar_is_enforced(factory: CompiledGrammars, smollm2: Tokenize
     rehearsals.check(grammar)
     text = smollm2.decode(follow(factory(grammar), random.Random(1)))
     assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": True, "maximum": 9}, "4", "3"),
+        ({"type": "string", "format": "password"}, '"x"', "x"),
+        ({"oneOf": [{"const": 1}, {"const": 2}]}, "2", "3"),
+        ({"type": "object", "propertyNames": {"type": "string"}}, '{"a":1}', "{1}"),
+    ],
+)
+def test_a_schema_within_a_grammar_is_enforced_like_one_alone(schema: dict[str, Any], good: str, bad: str) -> None:
+    for text in (
+        f'start: "<" %json {json.dumps(schema)} ">" | "%json"',
+        f'start: "<" %lark {{\nstart: %json\n{json.dumps(schema, indent=1)} // %json {{\n}} ">"',
+    ):
+        grammar = compiled(Grammar(kind="lark", text=text))
+        assert accepts(grammar, f"<{good}>")
+        assert not accepts(grammar, f"<{bad}>")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('%json {"$ref": "#"}', "a schema refers to itself for the same value"),
+        ('%json {"const": -9223372036854775808}', "const: -9223372036854775808"),
+        ('%json {"type": "array", "uniqueItems": true}', "uniqueItems: cannot be enforced"),
+        ("%json 3", "must be a schema"),
+        ("%json {", "failed to parse"),
+    ],
+)
+def test_a_schema_within_a_grammar_is_rejected_like_one_alone(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)) as raised:
+        compiled(Grammar(kind="lark", text=f'start: "b" | "a" {text}'))
+    assert raised.value.param == "guided_grammar"
+
+
+def test_a_schema_with_options_of_the_library_is_left_as_it_is() -> None:
+    schema = {"x-guidance": {"whitespace_flexible": False}, "type": "object", "required": ["a"]}
+    grammar = compiled(Grammar(kind="lark", text=f"start: %json {json.dumps(schema)}"))
+    assert accepts(grammar, '{"a":1}')
+    assert not accepts(grammar, '{ "a":1}')
 
 
 def test_special_tokens_do_not_match_text(factory: CompiledGrammars, smollm2: Tokenizer) -> None:

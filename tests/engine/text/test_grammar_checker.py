@@ -118,7 +118,7 @@ def test_a_dead_end_is_found_before_a_generation_reaches_it(rehearsals: GrammarC
         Grammar(
             kind="lark",
             text='start: (%json {"const": "x"} r3 r1 | (" "){0,300})\n'
-            'r1: %json {"$ref": "#"}\nr2: r3 %json {"type": "integer"}\nr3: (r2 | "b") r1',
+            'r1: %json {"x-guidance": {}, "$ref": "#"}\nr2: r3 %json {"type": "integer"}\nr3: (r2 | "b") r1',
         ),
     ],
     ids=["beside an empty match", "beside a long one"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import llguidance
 
 from fastgen.core.request import Grammar, RequestError
+from fastgen.text.grammars.lark_tokens import tokens
 from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.normalize import normalized
 
@@ -20,6 +22,8 @@ _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 
 # The fault of a grammar without a match.
 NO_MATCH = "nothing can match it"
+
+_OPTIONS = "x-guidance"  # the library's options, in a schema
 
 # Name of each kind of grammar in messages, and the request field that holds it.
 _NAMES = {
@@ -83,9 +87,9 @@ def _serialised(grammar: Grammar) -> str:
     check_text(grammar)
     if grammar.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
-    if grammar.kind == "lark":
-        return llguidance.LLMatcher.grammar_from_lark(grammar.text + _UNFORCED)
     try:
+        if grammar.kind == "lark":
+            return llguidance.LLMatcher.grammar_from_lark(_with_exact_schemas(grammar.text) + _UNFORCED)
         schema = normalized(json.loads(grammar.text)) if grammar.kind == "json_schema" else {"type": "object"}
         # With defaults, llguidance parses the text here instead of pasting it.
         return llguidance.LLMatcher.grammar_from_json_schema(
@@ -95,6 +99,30 @@ def _serialised(grammar: Grammar) -> str:
         raise InvalidGrammar(grammar, "it is nested too deeply; flatten it") from None
     except ValueError as error:
         raise InvalidGrammar(grammar, str(error)) from None
+
+
+def json_part(schema: Mapping[str, Any]) -> str:
+    """Return the part of a Lark grammar that is JSON of a normalized schema."""
+    return f"%json {json.dumps({_OPTIONS: {'whitespace_pattern': JSON_SPACE}, **schema})}"
+
+
+def _with_exact_schemas(text: str) -> str:
+    """Return a Lark grammar with its schemas normalized, except those that have options of the library.
+
+    Raises:
+        SchemaError: if one of them cannot be enforced.
+    """
+    try:
+        parts = [part for _, part in tokens(text)]
+        schemas = {part: json.loads(part.removeprefix("%json")) for part in parts if part.startswith("%json")}
+    except ValueError:
+        return text  # the library says what is wrong
+    exact = {
+        part: json_part(normalized(schema))
+        for part, schema in schemas.items()
+        if not isinstance(schema, dict) or _OPTIONS not in schema
+    }
+    return "".join(exact.get(part, part) for part in parts)
 
 
 def vocabulary_tables(

@@ -6,21 +6,11 @@ are not looked at.
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-_TOKEN = re.compile(
-    r"""(?P<space> (?:\#|//)[^\n]* | [ \t]+ | (?:\r?\n)+[ \t]*(?=\|) )   # an alternative continues the line before
-    | (?P<newline> (?:\r?\n)+[ \t]* )
-    | (?P<string> "(?:\\.|[^"\\])*"i? )
-    | (?P<regex> /(?:\\.|[^/\\])+/[imslux]* )
-    | (?P<name> [!?_]*[A-Za-z][\w-]* )
-    | (?P<data> %(?:json|regex|llguidance) )                             # JSON follows
-    | (?P<other> %\w+ | <[^<>\s]+> | @[\w-]+ | \d+ | :: | \.\. | -> | . )""",
-    re.VERBOSE | re.DOTALL,
-)
+from fastgen.text.grammars.lark_tokens import tokens
+
 _END = ("newline", "")
 _ENDS_ALTERNATIVE = ("|", ")", "]", "}", "->")
 
@@ -33,21 +23,9 @@ def empty_part(text: str, is_empty: Callable[[str], bool]) -> str:
         is_empty: whether a grammar of terminals, whose start is one of them, matches nothing.
     """
     try:
-        return _Rules(_tokens(text)).empty_part(is_empty)
+        return _Rules(token for token in tokens(text) if token[0] != "space").empty_part(is_empty)
     except (ValueError, RecursionError):
         return ""  # syntax that is not known here
-
-
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Split a grammar into pairs of a kind and a text."""
-    place = 0
-    while match := _TOKEN.match(text, place):
-        kind, place = str(match.lastgroup), match.end()
-        if kind == "data":
-            start = len(text) - len(text[place:].lstrip())
-            place = json.JSONDecoder().raw_decode(text, start)[1]
-        if kind != "space":
-            yield kind, text[match.start() : place]
 
 
 class _Rules:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from fastgen.core.request import Grammar
-from fastgen.text.grammars.compiler import JSON_SPACE
+from fastgen.text.grammars.compiler import json_part
 from fastgen.text.grammars.limits import GRAMMARS_KEPT, MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.grammars.schemas.normalize import normalized, normalized_arguments
@@ -25,7 +25,7 @@ def json_body(schema: Mapping[str, Any]) -> str:
     Raises:
         SchemaError: if the schema is invalid or cannot be enforced.
     """
-    return f"%json {_normalized_text(_short(json.dumps(schema)))}"
+    return _json_part(_short(json.dumps(schema)))
 
 
 def arguments_body(schema: Mapping[str, Any]) -> str:
@@ -34,7 +34,7 @@ def arguments_body(schema: Mapping[str, Any]) -> str:
     Raises:
         SchemaError: if the schema is invalid, cannot be enforced or does not match objects.
     """
-    return f"%json {_normalized_text(_short(json.dumps(schema)), are_arguments=True)}"
+    return _json_part(_short(json.dumps(schema)), are_arguments=True)
 
 
 def arguments_grammar(schema: Mapping[str, Any]) -> Grammar:
@@ -54,7 +54,6 @@ def _short(text: str) -> str:
 
 # The requests of one application have the same tools.
 @lru_cache(4 * GRAMMARS_KEPT)
-def _normalized_text(text: str, *, are_arguments: bool = False) -> str:
+def _json_part(text: str, *, are_arguments: bool = False) -> str:
     schema = json.loads(text)
-    document = normalized_arguments(schema) if are_arguments else normalized(schema)
-    return json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **document})
+    return json_part(normalized_arguments(schema) if are_arguments else normalized(schema))

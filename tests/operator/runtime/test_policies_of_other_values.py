@@ -52,11 +52,14 @@ def thief(plane: ControlPlane) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def owner(space: Space, thief: ApiServer) -> Object:
-    """A FastGenDeployment of the operator's class, once the policies of these values have seen it."""
+    """A FastGenDeployment of the operator's class, once the policies of these values judge it."""
     space.apply(resource("plain"))
     space.apply(resource(operatorClass="blue"))
     plain, found = (space.get("fgd", name) for name in ("plain", "chat"))
     eventually(lambda: "of another class" in dry(thief, DEPLOYMENT, deployment(plain)), within=20, what="the policies")
+    # The API server may see either resource first.
+    other = changed(deployment(found), ("metadata", "ownerReferences", 0, "uid"), "other")
+    eventually(lambda: "another FastGenDeployment" in dry(thief, DEPLOYMENT, other), within=20, what="the resource")
     return found
 
 

@@ -160,30 +160,32 @@ def test_a_leader_that_cannot_reach_the_api_server_stops_before_its_lease_expire
         assert time.monotonic() - began < LEASE
 
 
-def test_a_leader_whose_lease_is_taken_during_a_reconcile_stops_within_a_retry(
+def test_a_leader_whose_lease_is_taken_during_a_reconcile_writes_no_more_once_it_knows(
     plane: ControlPlane, space: Space, start: Start, tmp_path: Path
 ) -> None:
     """Somebody edits the Lease, or deletes it and another candidate is faster."""
-    taken: list[float] = []
+    is_writing, is_taken = threading.Event(), threading.Event()
 
-    def take(request: Request) -> Slow | None:
+    def hold(request: Request) -> Late | Slow | None:
         if not request.is_write or f"/namespaces/{space.name}/" not in request.path:
             return None
-        if not taken:
-            held = {"holderIdentity": "another", "renewTime": "2026-01-01T00:00:00.000000Z"}
-            patch = json.dumps({"spec": held})
-            plane.kubectl("patch", "lease", "fastgen-operator", "-n", SYSTEM, "--type=merge", "--patch", patch)
-            taken.append(time.monotonic())
-        return Slow(0.3)
+        is_writing.set()
+        return Slow(0.3) if is_taken.is_set() else Late(is_taken)
 
     with Proxy(operator_kubeconfig(plane)) as proxy:
         operator = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
         wait_leads(operator, within=10)
-        proxy.rule = take
+        proxy.rule = hold
         for number in range(4):
             space.apply(resource(f"chat{number}"))
+        assert is_writing.wait(10)
+        patch = json.dumps({"spec": {"holderIdentity": "another", "renewTime": "2026-01-01T00:00:00.000000Z"}})
+        plane.kubectl("patch", "lease", "fastgen-operator", "-n", SYSTEM, "--type=merge", "--patch", patch)
+        taken_at = time.monotonic()
+        is_taken.set()
         assert operator.ending(within=10) == 1
-        late = [request.path for request, at in proxy.arrivals if request.is_write and at > taken[0] + 1.5]
+        renewed_at = next(at for request, at in proxy.arrivals if "/leases/" in request.path and at > taken_at)
+        late = [request.path for request, at in proxy.arrivals if request.is_write and at > renewed_at + 1]
     assert late == []
     assert "another has taken the lease" in operator.log.read_text()
 

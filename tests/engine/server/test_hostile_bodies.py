@@ -36,7 +36,7 @@ class Delays:
 
 
 class Clock:
-    """Elapsed seconds without those in which a thread of the server, of its engine or the client's had to wait for a core.
+    """Elapsed seconds without those in which a thread of the server, the engine or the client had to wait for a core.
 
     On a busy machine these are nearly all, whatever the server does: also the event loop waits if the thread that holds
     the interpreter's lock has no core. They may overlap, so the clock may go back.

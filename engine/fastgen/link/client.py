@@ -37,7 +37,7 @@ from fastgen.link.messages import (
     Watch,
 )
 from fastgen.link.shared_counts import Count, Counts
-from fastgen.link.watchdog import Watchdog
+from fastgen.link.watchdog import ProcessorWait, Watchdog
 
 # After the process exited, its socket is drained until no message has arrived for this long.
 _DRAIN_SECONDS = 0.05
@@ -308,13 +308,15 @@ class EngineClient:
 
     async def _guard(self) -> None:
         """Return when the engine hangs."""
+        starving = ProcessorWait(self._process.pid)
         while True:
             await asyncio.sleep(0.5 if self._watchdog is None else self._watchdog.period)
             if self._watchdog is None:
                 continue
             # A report may be on its way that was sent before the engine read the last command.
             self._counts.set(Count.AWAITING, self._owes_report or bool(self.in_flight.ids()))
-            self._watchdog.look(time.monotonic(), has_work=self._counts.total(Count.AWAITING) > 0)
+            has_work = self._counts.total(Count.AWAITING) > 0
+            self._watchdog.look(time.monotonic(), has_work=has_work, starved=starving.since_last())
             if self._watchdog.is_hung:
                 self._failure = Failed(self._watchdog.message(), exit_codes.HUNG)
                 return

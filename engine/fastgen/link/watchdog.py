@@ -5,6 +5,9 @@ It runs in the server, not in the engine. The engine's step model and a setting 
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from fastgen.link.messages import EngineInfo, StepReport
 
 # A step may take this many times what the model predicts for the largest step.
@@ -19,7 +22,8 @@ class Watchdog:
     """Measures how long the engine has had work without finishing a step.
 
     Only time in which this process ran counts: while the machine is suspended, or both processes are stopped, the
-    engine cannot run either.
+    engine cannot run either. Time in which the engine waited for a processor counts a tenth, as its step would take
+    that much longer.
 
     Attributes:
         period: seconds between two calls of `look`.
@@ -59,12 +63,19 @@ class Watchdog:
         base, token, kv_token = report.step_model
         self._predicted = base + token * tokens + kv_token * kv_tokens
 
-    def look(self, now: float, *, has_work: bool) -> None:
-        """Count the time since the last call; `now` is in seconds on a monotonic clock."""
+    def look(self, now: float, *, has_work: bool, starved: float = 0.0) -> None:
+        """Count the time since the last call.
+
+        Args:
+            now: seconds on a monotonic clock.
+            has_work: whether the engine has requests.
+            starved: seconds in which the engine has waited for a processor, since the last call.
+        """
         if not has_work:
             self._waited = 0.0
         elif self._looked is not None:
-            self._waited += min(now - self._looked, 2 * self.period)
+            elapsed = min(now - self._looked, 2 * self.period)
+            self._waited += max(elapsed - starved, elapsed / _MOST)
         self._looked = now
 
     def message(self) -> str:
@@ -74,3 +85,25 @@ class Watchdog:
             f"the engine {state}: it has had work for {self._waited:.0f} s without finishing a step; look for Xid "
             "messages in the node's dmesg, or raise --step-timeout-seconds if its steps take that long"
         )
+
+
+class ProcessorWait:
+    """Measures how long a process has waited for a processor: its thread that waited longest."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._seconds = self._read()
+
+    def since_last(self) -> float:
+        """Return the seconds since the last call; 0 where the kernel does not count them."""
+        before, self._seconds = self._seconds, self._read()
+        return max((seconds - before.get(task, seconds) for task, seconds in self._seconds.items()), default=0.0)
+
+    def _read(self) -> dict[str, float]:
+        """Return the time on the run queue, in seconds, of each thread."""
+        found = {}
+        with suppress(OSError):
+            for task in self._tasks.iterdir():
+                with suppress(OSError, IndexError):  # a thread that has ended
+                    found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+        return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.link.messages import EngineInfo, StepReport
-from fastgen.link.watchdog import Watchdog
+from fastgen.link.watchdog import ProcessorWait, Watchdog
 
 INFO = EngineInfo(
     architecture="a", device="cuda", dtype="bfloat16", vocabulary_size=10, hidden_size=8, num_parameters=1,
@@ -27,10 +30,10 @@ def watchdog(*, steps: int = 16, model: tuple[float, ...] = ()) -> Watchdog:
     return made
 
 
-def wait(subject: Watchdog, seconds: float, *, has_work: bool = True, start: float = 0.0) -> None:
+def wait(subject: Watchdog, seconds: float, *, has_work: bool = True, start: float = 0.0, starved: float = 0.0) -> None:
     """Look once a period."""
     for number in range(round(seconds / subject.period) + 1):
-        subject.look(start + number * subject.period, has_work=has_work)
+        subject.look(start + number * subject.period, has_work=has_work, starved=starved * subject.period)
 
 
 def test_an_engine_with_work_is_late_after_half_the_time_and_hung_after_all_of_it() -> None:
@@ -65,6 +68,34 @@ def test_only_time_in_which_the_server_ran_counts() -> None:
     wait(subject, 20)
     subject.look(20_000, has_work=True)
     assert not subject.is_late
+
+
+def test_an_engine_that_waits_for_a_processor_has_more_time_but_not_without_end() -> None:
+    subject = watchdog()
+    wait(subject, 100, starved=0.8)
+    assert not subject.is_late
+    subject = watchdog()
+    wait(subject, 290, starved=2.0)  # as of several threads
+    assert not subject.is_late
+    wait(subject, 320, starved=2.0, start=290)
+    assert subject.is_hung
+
+
+def test_the_wait_for_a_processor_is_that_of_the_thread_that_waited_longest(tmp_path: Path) -> None:
+    def write(**seconds: float) -> None:
+        for name, value in seconds.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "schedstat").write_text(f"123 {int(value * 1e9)} 7\n")
+
+    starving = ProcessorWait(os.getpid())
+    starving._tasks = tmp_path
+    write(first=5.0, second=1.0)
+    starving.since_last()
+    write(first=5.25, second=1.5, third=9.0)
+    assert starving.since_last() == 0.5
+    assert starving.since_last() == 0.0
+    starving._tasks = tmp_path / "ended"
+    assert starving.since_last() == 0.0
 
 
 def test_long_steps_get_twenty_times_their_predicted_time() -> None:

@@ -24,7 +24,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import HostRows
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu
-from fastgen.model.processor import choose_cpu_dtype, describe
+from fastgen.model.processor import choose_cpu_dtype, describe_processor
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInputBuilder
 
@@ -95,7 +95,7 @@ def main() -> None:
         )
         trim_heap()  # return what loading freed, or the next model would reuse it
         sizes.append(resident_bytes() - before)
-    print(f"{describe(dtype, 'int8')}; activations {dtype}, {torch.get_num_threads()} threads")
+    print(f"{describe_processor(dtype, 'int8')}; activations {dtype}, {torch.get_num_threads()} threads")
     print(f"{arguments.model}: weights take {sizes[2] / sizes[0]:.2f} of float32's memory ({sizes[0] >> 20} MiB)")
     print("| rows | tokens/s in float32, bfloat16, int8 | int8 : float32 | int8 : bfloat16 |\n|---|---|---|---|")
     for rows in ROWS:

@@ -24,7 +24,7 @@ from fastgen.kernels.cpu import elementwise
 from fastgen.kernels.cpu.attention.decode import attend_decodes
 from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
-from fastgen.kernels.cpu.vector_width import LANES, has_vnni
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS, has_vnni
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
 from fastgen.model.layers.linear import OneDNNLinear, TiledLinear
@@ -120,7 +120,7 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
     def ours() -> torch.Tensor:
         items = cut_chunks(
             np.array([(0, tokens, context, 0)], np.int64),
-            lanes=LANES,
+            lanes=TILE_COLUMNS,
             num_kv_heads=KV_HEADS,
             group=HEADS // KV_HEADS,
             num_threads=torch.get_num_threads(),

@@ -24,9 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_report_header() -> str:
     """Return the processor and the matrix product in use; xdist workers print no header."""
-    from fastgen.model.processor import describe
+    from fastgen.model.processor import describe_processor
 
-    return describe()
+    return describe_processor()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import torch
 from fastgen.kernels.cpu.attention.decode import attend_decodes
 from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.model.layers.linear import as_array
 
 
@@ -73,7 +73,7 @@ def chunks(
     kv_heads = paged.keys.shape[1]
     items = cut_chunks(
         np.array([(*span, start) for span, start in zip(spans, starts, strict=True)]),
-        lanes=LANES,
+        lanes=TILE_COLUMNS,
         num_kv_heads=kv_heads,
         group=queries.shape[1] // kv_heads,
         num_threads=2,

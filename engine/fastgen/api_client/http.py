@@ -21,7 +21,7 @@ class RemoteError(Exception):
         self.status = status
 
 
-class Remote:
+class RemoteServer:
     """A server at `url`. Thread-safe: each call opens its own connection.
 
     Args:

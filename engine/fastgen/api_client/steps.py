@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 
 _NOT_FOUND = 404
 
@@ -41,7 +41,7 @@ class StepWatch:
         RemoteError: the server rejects the key or cannot be reached.
     """
 
-    def __init__(self, remote: Remote, most: int) -> None:
+    def __init__(self, remote: RemoteServer, most: int) -> None:
         self.last: deque[ShownStep] = deque(maxlen=most)
         self.offered = True
         self._remote = remote

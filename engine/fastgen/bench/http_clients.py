@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.bench.results import Answer, Results
 from fastgen.bench.workload import Ask, Workload
 
 
-def run_against(remote: Remote, workload: Workload, model: str | None, on_answer: Callable[[], None]) -> Results:
+def run_against(remote: RemoteServer, workload: Workload, model: str | None, on_answer: Callable[[], None]) -> Results:
     """Run the workload against a server's streaming /v1/completions, after one warm-up request.
 
     Args:
@@ -50,7 +50,7 @@ def run_against(remote: Remote, workload: Workload, model: str | None, on_answer
     )
 
 
-def _ask(remote: Remote, name: str, ask: Ask) -> Answer:
+def _ask(remote: RemoteServer, name: str, ask: Ask) -> Answer:
     body: dict[str, Any] = {
         "model": name,
         "prompt": ask.text,

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fastgen.api_client.api_keys import own_key
-from fastgen.api_client.http import Remote
+from fastgen.api_client.http import RemoteServer
 from fastgen.bench.results import SHARES, Results, as_json
 from fastgen.bench.workload import Workload
 from fastgen.commands.flags import Subcommands, add_command, add_settings, engine_config, load_model
@@ -76,7 +76,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 def _over_server(options: argparse.Namespace, workload: Workload) -> Results:
     from fastgen.bench.http_clients import run_against
 
-    remote = Remote(options.model, own_key())
+    remote = RemoteServer(options.model, own_key())
     with _answered(workload.requests) as on_answer:
         return run_against(remote, workload, options.served_model_name, on_answer)
 

@@ -153,12 +153,12 @@ def table(calibration: Calibration, budget: TunedBudget, fit: Fit) -> Table:
 
 def conclusion(budget: TunedBudget, fit: Fit) -> list[str]:
     """Return the lines printed below the table."""
-    from fastgen.engine.calibration import describe
+    from fastgen.engine.calibration import describe_budget
 
     per_kv = f" + {fit.kv_token * 1e6:.3f} µs per resident KV token" if fit.kv_token > 0 else ""
     return [
         "",
-        describe(budget),
+        describe_budget(budget),
         f"a step takes about {fit.base * 1000:.2f} ms + {fit.token * 1e6:.1f} µs per token{per_kv} "
         f"(mean error {fit.error:.0%})",
     ]

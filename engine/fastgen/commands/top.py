@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastgen.api_client.api_keys import own_key
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen.api_client.steps import ShownStep, StepWatch
 from fastgen.commands.flags import Subcommands, add_command
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{chosen[0]} requires fgd/NAME instead of a URL")
     if not 0.05 <= options.interval <= 3600:
         raise ConfigError(f"--interval {options.interval}: must be from 0.05 to 3600 seconds")
-    remote = Remote(options.url, own_key(), timeout=10.0)
+    remote = RemoteServer(options.url, own_key(), timeout=10.0)
 
     def scrape() -> Scrape:
         return Scrape.parse(remote.get("/metrics"), time.monotonic())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 
-from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.blocks.prefix_cache import BlockKey
 from fastgen.core.sequence import Sequence
 
 
@@ -65,7 +65,7 @@ class StepPlan:
         swap_in: tuple[tuple[int, int], ...] = (),
         *,
         continued: tuple[list[Sequence], list[int]] = ([], []),
-        keys: abc.Set[Key] = frozenset(),
+        keys: abc.Set[BlockKey] = frozenset(),
     ) -> None:
         sequences, starts = continued
         self.num_continued = len(sequences)

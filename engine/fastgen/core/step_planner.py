@@ -11,7 +11,7 @@ from collections import abc
 
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
 from fastgen.core.blocks.preemption import choose_victim
-from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.blocks.prefix_cache import BlockKey
 from fastgen.core.chunking import Chunker, StepLoad
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import UNKNOWN, Sequence
@@ -66,7 +66,7 @@ class StepPlanner:
         self._decodes: list[Chunk] = []  # the other ones
         self._prompts: dict[Sequence, int] = {}  # tokens of each in this step
         self._unfinished: list[Sequence] = []  # prompts that are mid-prefill before or after this step
-        self._keys: set[Key] = set()
+        self._keys: set[BlockKey] = set()
         self._preempted: list[Sequence] = []
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []

@@ -85,7 +85,7 @@ def calibrate(
         clock=clock,
     )
     tuned = tuned_budget(calibration, config)
-    log.info("%s (measured in %.1f s)", describe(tuned), clock() - started)
+    log.info("%s (measured in %.1f s)", describe_budget(tuned), clock() - started)
     return replace(config, token_budget=tuned.token_budget), calibration.points
 
 
@@ -101,7 +101,7 @@ def tuned_budget(calibration: Calibration, config: EngineConfig) -> TunedBudget:
     )
 
 
-def describe(tuned: TunedBudget) -> str:
+def describe_budget(tuned: TunedBudget) -> str:
     """Return one line for the log: the budget and what determined it."""
     return (
         f"token budget auto: {tuned.token_budget}, set by the {tuned.bound}: a step of {tuned.token_budget} tokens "

@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _IDLE_SECONDS = 1.0
 
 
-def serve(channel: Channel, config: EngineConfig) -> None:
+def serve_channel(channel: Channel, config: EngineConfig) -> None:
     """Load the model and run the step loop until Shutdown.
 
     Raises:
@@ -121,7 +121,7 @@ def main(prepare: Callable[[], None]) -> int:
     prepare()
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     try:
-        serve(channel, config)
+        serve_channel(channel, config)
     except Exception as error:
         failed = _failure(error)
         if failed.exit_code == exit_codes.FAILED:

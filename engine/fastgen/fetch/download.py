@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from fastgen.fetch.errors import FetchError, VolumeFull
 from fastgen.fetch.folder import ModelFolder
 from fastgen.fetch.progress import Progress, say
-from fastgen.fetch.remote import Listing, Remote
+from fastgen.fetch.remote import Listing, RemoteFiles
 from fastgen.fetch.source import Source
 from fastgen.fetch.transfer import Retries, transfer
 
@@ -55,7 +55,7 @@ def fetch(
 
 
 def _fetch_files(
-    remote: Remote, listing: Listing, folder: ModelFolder, retries: Retries, tell: Callable[[str], None]
+    remote: RemoteFiles, listing: Listing, folder: ModelFolder, retries: Retries, tell: Callable[[str], None]
 ) -> None:
     total = sum(file.size for file in listing.files)
     here = sum(folder.fetched(file) for file in listing.files)

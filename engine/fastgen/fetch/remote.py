@@ -48,7 +48,7 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
 
-class Remote(Protocol):
+class RemoteFiles(Protocol):
     """A model's source.
 
     All methods raise Interrupted if a retry may work, and another FetchError otherwise.

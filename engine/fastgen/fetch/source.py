@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen.fetch.errors import FetchError
-from fastgen.fetch.remote import Remote
+from fastgen.fetch.remote import RemoteFiles
 
 _HUB: Final = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>\S+\.gguf))?", re.ASCII)
 _S3: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]+)/(?P<key>\S+)")
@@ -33,7 +33,7 @@ class Source:
     text: str
     revision: str = DEFAULT_REVISION
 
-    def open(self, timeout: float) -> Remote:
+    def open(self, timeout: float) -> RemoteFiles:
         """Return the remote; `timeout` is seconds without a byte.
 
         Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastgen.fetch.errors import FetchError, Interrupted
-from fastgen.fetch.remote import Remote, RemoteFile
+from fastgen.fetch.remote import RemoteFile, RemoteFiles
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Retries:
                 self.sleep(wait)
 
 
-def transfer(remote: Remote, file: RemoteFile, part: Path, count: Callable[[int], None]) -> None:
+def transfer(remote: RemoteFiles, file: RemoteFile, part: Path, count: Callable[[int], None]) -> None:
     """Append the missing bytes to `part` and verify the file; `count` receives the number of new bytes.
 
     Raises:

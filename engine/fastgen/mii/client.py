@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastgen.api_client.api_keys import own_key
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.core.request import RequestError
 from fastgen.mii import deployments
 from fastgen.mii.arguments import GenerateArguments, Response, as_list
@@ -64,7 +64,7 @@ class Client:
     def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
         self.deployment = deployment
         # The variable may hold several keys.
-        self._remote = Remote(deployment.url, api_key or own_key())
+        self._remote = RemoteServer(deployment.url, api_key or own_key())
 
     def generate(
         self, prompts: str | Sequence[str], streaming_fn: StreamingFunction | None = None, **arguments: Any

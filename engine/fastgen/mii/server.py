@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastgen.api_client.api_keys import keys_of_file
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.config import (
     ENGINE_SETTINGS,
     SERVER_SETTINGS,
@@ -109,7 +109,7 @@ def _wait_until_ready(deployment: Deployment) -> None:
     Raises:
         DeploymentError: the server exits before it is ready.
     """
-    remote = Remote(deployment.url, timeout=10.0)
+    remote = RemoteServer(deployment.url, timeout=10.0)
     with progress_bar() as on_progress:
         while True:
             try:

@@ -23,7 +23,7 @@ def hub_repository(model: str) -> str | None:
     return None if match is None or Path(model).exists() else match["repository"]
 
 
-def download(model: str) -> Path:
+def download_model(model: str) -> Path:
     """Return the directory of a model on the hub.
 
     Files that are not cached are downloaded, with progress bars on a terminal.

@@ -160,7 +160,7 @@ def int8_choice(processor: Processor | None = None, environment: Mapping[str, st
     return Int8Choice("weight-only", f"the processor has no {_VNNI}")
 
 
-def describe(dtype: str = "float32", quantization: str = "none") -> str:
+def describe_processor(dtype: str = "float32", quantization: str = "none") -> str:
     """Return the processor, its instruction sets and the selected product, for the log."""
     product = f"{dtype} product {linear_choice(dtype)}" if quantization == "none" else str(int8_choice())
     return f"processor {this_processor()}; {product}, kernels with {WIDTH * 32}-bit vectors"

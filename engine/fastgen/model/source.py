@@ -15,7 +15,7 @@ from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
-from fastgen.model.hub import download, hub_repository
+from fastgen.model.hub import download_model, hub_repository
 from fastgen.model_files import optional_json_object, read_json_object
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
@@ -61,7 +61,7 @@ class ModelSource:
         except (OSError, RuntimeError) as error:  # unreadable folders, names that are too long, unknown home folders
             raise ModelError(f"model {shown(model)}: cannot be opened ({error})") from None
         if hub_repository(model) is not None:
-            return cls._open_directory(download(model))
+            return cls._open_directory(download_model(model))
         raise ModelError(
             f"model {model}: no such file or directory: give a GGUF file, a Hugging Face directory or the name of a "
             "model on the hub"

@@ -96,7 +96,7 @@ class GPURunner(BaseRunner[DeviceInput]):
         return ForwardPass(hidden, device_input.sampled_rows, device_input.sampled_positions)
 
     @torch.inference_mode()
-    def sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> Results:
+    def sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> StepResults:
         """Enqueue the sampling of a step, its prompt logprobs, its pooling, and the copies of the results to the host.
 
         Args:
@@ -109,7 +109,7 @@ class GPURunner(BaseRunner[DeviceInput]):
         pooled = pool(step, hidden[num_sampled + len(step.scored_tokens) :])
         sums = None if pooled is None else download(pooled)
         if not num_sampled:
-            return Results(step, None, [], self._prompt_logprobs(step, hidden), sums)
+            return StepResults(step, None, [], self._prompt_logprobs(step, hidden), sums)
         logits = self._model.head(hidden[:num_sampled])
         masks_and_rows = self._upload_masks(step, masks)
         ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
@@ -118,7 +118,7 @@ class GPURunner(BaseRunner[DeviceInput]):
             self._logprobs(logits, some, ids, num_top[some].tolist())
             for some in row_slices(np.flatnonzero(num_top >= 0).tolist(), ROWS_SAMPLED_AT_ONCE)
         ]
-        return Results(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
+        return StepResults(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
 
     def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the masks [M, words] and each sampled row's index in them, or -1: [N]."""
@@ -173,7 +173,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class StepResults:
     """The results of a step on their way to the host; `pooled` as `pool` returns them."""
 
     step: StepInput
@@ -206,7 +206,7 @@ class GPUTicket:
     _step: StepInput
     _forward: ForwardPass
     _eager_reason: EagerReason | None
-    _results: Results | None = None
+    _results: StepResults | None = None
 
     def sample(self, masks: list[Mask]) -> None:
         """Enqueue the sampling."""

@@ -23,7 +23,7 @@ from fastgen.kv_cache.sizing import (
     resolve_max_model_length,
     working_memory_bytes,
 )
-from fastgen.model.processor import choose_cpu_dtype, describe, int8_choice, this_processor
+from fastgen.model.processor import choose_cpu_dtype, describe_processor, int8_choice, this_processor
 from fastgen.model.source import ModelSource
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastgen.model")
 
-Progress = Callable[[str, float], None]
+ReportProgress = Callable[[str, float], None]
 AnyRunner = TypeVar("AnyRunner", bound="ModelRunner | GPURunner")
 
 
-def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -> ModelRunner | GPURunner:
+def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> ModelRunner | GPURunner:
     """Load the model and allocate its KV cache.
 
     `progress` is called with a stage and its completed fraction, 0 to 1.
@@ -60,10 +60,10 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: Progress) -
     return with_cache(_load_on_torch(source, config, progress), config, host_runner)
 
 
-def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
+def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
     """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
     choice = choose_cpu_dtype(config)
-    log.info("%s; %s", describe(choice.dtype, config.quantization), choice)
+    log.info("%s; %s", describe_processor(choice.dtype, config.quantization), choice)
     compiling = build.start(_modules(choice.dtype, config.quantization))
     import torch
 
@@ -115,7 +115,7 @@ def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBa
     return CPUBackend
 
 
-def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[DeviceInput]:
+def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[DeviceInput]:
     """Load a native model for the GPU's operators."""
     import torch
 
@@ -134,7 +134,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: Progress) 
     )
 
 
-def _load_on_torch(source: ModelSource, config: EngineConfig, progress: Progress) -> Model[ForwardInput]:
+def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
     if config.kv_cache_dtype != "auto":
         raise ConfigError(

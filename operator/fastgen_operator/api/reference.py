@@ -27,7 +27,7 @@ subresource, needs an initial value in `spec.replicas`. Leave the field out of l
 """
 
 
-def resource_page() -> str:
+def reference_page() -> str:
     """Return the text of `docs/reference/resource.md`."""
     (version,) = custom_resource_definition()["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]
@@ -98,7 +98,7 @@ def _rules(schema: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Print the page, or write it with `--write`."""
-    print_or_write("Generate the API reference of FastGenDeployment.", {PAGE_PATH: resource_page()})
+    print_or_write("Generate the API reference of FastGenDeployment.", {PAGE_PATH: reference_page()})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Final
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.exposition import UnusableError
-from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics
@@ -87,7 +87,7 @@ class Autoscaler:
         finally:
             del self._running[key]
 
-    def _update(self, key: Key, subject: Subject, record: Record, answers: dict[Target, Answer]) -> None:
+    def _update(self, key: Key, subject: Subject, record: Record, answers: dict[Target, Scraped]) -> None:
         samples: dict[str, Sample | None] = {}
         for target, answer in answers.items():
             samples[target.pod] = answer if isinstance(answer, Sample) else None

@@ -42,7 +42,7 @@ class MergeError(ValueError):
     """A patch cannot be merged; the message is one line that names the field and the remedy."""
 
 
-def merge(base: Object, patch: Object, path: str) -> Object:
+def strategic_merge(base: Object, patch: Object, path: str) -> Object:
     """Return `base` with `patch` merged over it; neither is modified.
 
     Merging is idempotent, except for the order of items that the patch both deletes and adds.
@@ -76,10 +76,11 @@ def _merged_value(name: str, base: Any, patch: Any, path: str) -> Any:
     if isinstance(base, dict) and not isinstance(patch, dict):
         raise MergeError(f"{path}: must be a map")
     if isinstance(patch, dict):
-        return merge(base if isinstance(base, dict) else {}, patch, path)
+        return strategic_merge(base if isinstance(base, dict) else {}, patch, path)
     if isinstance(patch, list):
         return [
-            merge({}, item, f"{path}[{index}]") if isinstance(item, dict) else item for index, item in enumerate(patch)
+            strategic_merge({}, item, f"{path}[{index}]") if isinstance(item, dict) else item
+            for index, item in enumerate(patch)
         ]
     return patch
 
@@ -107,7 +108,7 @@ def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> lis
         sources = [field for field in item if field != key and not field.startswith("$")]
         if name in _ONE_OF and sources and not any(source in before for source in sources):
             before = {}
-        merged[index : index + 1] = [merge(before, item, f"{path}[{item[key]}]")]
+        merged[index : index + 1] = [strategic_merge(before, item, f"{path}[{item[key]}]")]
     return merged
 
 

@@ -10,7 +10,7 @@ from fastgen_operator.children.colocation import ColocationError, colocate
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.children.strategic_merge import MergeError, merge
+from fastgen_operator.children.strategic_merge import MergeError, strategic_merge
 from fastgen_operator.kinds import MODEL_ANNOTATION, Object
 from fastgen_operator.pods import ENGINE_CONTAINER
 
@@ -33,7 +33,7 @@ def build_template(desired: Desired) -> Object:
     """
     built, wanted = build_pod(desired), desired.spec.pod_template or PodTemplate()
     try:
-        pod = merge(built["spec"], wanted.spec or {}, _PATH)
+        pod = strategic_merge(built["spec"], wanted.spec or {}, _PATH)
     except MergeError as error:
         raise TemplateRefused(str(error)) from error
     _check_engine(built["spec"], pod)

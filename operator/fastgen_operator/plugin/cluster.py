@@ -181,7 +181,7 @@ class Cluster:
         return f"the API server {self.configuration.host} of context {self.context}"
 
 
-def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
+def open_cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
     """Return the cluster of kubectl's kubeconfig, else the one of the pod's service account.
 
     Raises:

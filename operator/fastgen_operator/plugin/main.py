@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(options, "name", None) is not None:
             options.name = _name(options.name)
         used = {key: getattr(options, key, None) for key in ("kubeconfig", "context", "namespace")}
-        return int(options.run(options, clusters.connect(**used), Screen()))
+        return int(options.run(options, clusters.open_cluster(**used), Screen()))
     except clusters.PluginError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code

@@ -12,7 +12,7 @@ from fastgen_operator.kinds import Kind
 
 # Restores without a wait: a manual edit, or a tool that applies an old manifest.
 FREE_RESTORES: Final = 5
-WINDOW: Final = timedelta(hours=1)
+RESTORE_WINDOW: Final = timedelta(hours=1)
 FIRST_WAIT: Final = timedelta(seconds=10)
 LONGEST_WAIT: Final = timedelta(minutes=5)
 
@@ -37,7 +37,7 @@ class Contention:
     def is_held(self, kind: Kind, name: str, at: datetime) -> bool:
         """Return whether the next restore has to wait; the wait doubles with every restore within `WINDOW`."""
         restores = self._restores[kind, name]
-        beyond = sum(at - time < WINDOW for time in restores) - FREE_RESTORES
+        beyond = sum(at - time < RESTORE_WINDOW for time in restores) - FREE_RESTORES
         if beyond < 0:
             return False
         wait: timedelta = min(LONGEST_WAIT, FIRST_WAIT * 2**beyond)

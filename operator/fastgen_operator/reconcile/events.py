@@ -17,7 +17,7 @@ from fastgen_operator.status.status import Notice
 logger = logging.getLogger(__name__)
 
 # A notice that repeats within this time is counted on its last Event.
-WINDOW: Final = timedelta(minutes=10)
+EVENT_WINDOW: Final = timedelta(minutes=10)
 # Token bucket of new Events per object, with the limits of client-go's EventSourceObjectSpamFilter.
 BURST: Final = 25
 REFILL: Final = timedelta(minutes=5)
@@ -52,7 +52,7 @@ class Recorder:
 
     def _record(self, about: Object, notice: Notice, now: datetime) -> None:
         recorded = self._recorded.get(notice)
-        if recorded is not None and is_within(WINDOW, recorded.last, now):
+        if recorded is not None and is_within(EVENT_WINDOW, recorded.last, now):
             self.client.count_event(about, recorded.name, recorded.count + 1, now.isoformat())
             recorded.count, recorded.last = recorded.count + 1, now
             return

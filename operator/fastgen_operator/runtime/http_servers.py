@@ -38,7 +38,7 @@ _MOST_CONNECTIONS: Final = 32
 _REQUEST_SECONDS: Final = 10
 
 # Returns status and body for a path without its query, and for the host that the client asked for.
-Answer = Callable[[str, str], tuple[int, object]]
+Handler = Callable[[str, str], tuple[int, object]]
 # Returns the body of a 200 response; raises Stalled for a 500 response with its message.
 Check = Callable[[], dict[str, float]]
 
@@ -126,7 +126,7 @@ def metrics_server(address: str, port: int, registry: CollectorRegistry) -> Iter
 class JsonServer:
     """Serves the JSON that a function returns for a path. Raises OSError if the port is in use."""
 
-    def __init__(self, address: str, port: int, answer: Answer, name: str) -> None:
+    def __init__(self, address: str, port: int, answer: Handler, name: str) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = _REQUEST_SECONDS
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.autoscale.observation import Sample
-from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.pods import Pod
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,6 @@ def read_loads(pods: Sequence[Pod], model_name: str) -> dict[str, float]:
     return loads
 
 
-async def _scrape(targets: Sequence[Target]) -> dict[Target, Answer]:
+async def _scrape(targets: Sequence[Target]) -> dict[Target, Scraped]:
     async with Scraper(_SECONDS) as scraper:
         return await scraper.scrape("", targets)

@@ -17,7 +17,7 @@ from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
-from fastgen_operator.status.conditions.condition import Condition, merge
+from fastgen_operator.status.conditions.condition import Condition, merge_conditions
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import all_conditions, unread_conditions
 
@@ -73,7 +73,7 @@ def _status(
         "selector": pod_selector(name),
         "url": endpoint_url(namespace, name),
         **{name: value for name, value in parts.items() if value is not None},
-        "conditions": merge(conditions, old.get("conditions", ()), observed.generation, time),
+        "conditions": merge_conditions(conditions, old.get("conditions", ()), observed.generation, time),
     }
 
 

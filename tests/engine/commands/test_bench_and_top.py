@@ -10,7 +10,7 @@ import pytest
 from cluster.controlplane import free_ports
 from engine.server.conftest import scripted as scripted
 from engine.server.serving import Serving
-from fastgen.api_client.http import Remote, RemoteError
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen.bench.results import Answer, Results, percentile
 from fastgen.bench.workload import Workload
@@ -84,12 +84,12 @@ def test_an_unreachable_server_gives_a_one_line_error(command: list[str], capsys
 
 
 def test_an_error_contains_the_servers_message(scripted: Serving) -> None:
-    remote = Remote(scripted.url)
+    remote = RemoteServer(scripted.url)
     with pytest.raises(RemoteError, match=r"404.*is not served here") as refused:
         remote.post("/v1/completions", {"model": "nothing", "prompt": "a"})
     assert refused.value.status == 404
     with pytest.raises(RemoteError, match="not a server URL"):
-        Remote("ftp://somewhere")
+        RemoteServer("ftp://somewhere")
 
 
 def scrape_at(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastgen.config import EngineConfig
-from fastgen.engine.calibration import calibrate, describe, ladder, measure, tuned_budget
+from fastgen.engine.calibration import calibrate, describe_budget, ladder, measure, tuned_budget
 from fastgen.engine.core import Engine
 from support.simulation import SimulatedRunner
 
@@ -56,7 +56,7 @@ def test_the_target_bounds_the_budget_and_the_log_line_tells() -> None:
     settings = auto(max_sequences=8, inter_token_target=100)
     config, _ = calibrate(device, settings, ignore_progress, device.clock)
     assert config.token_budget == 80
-    line = describe(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
+    line = describe_budget(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
     assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in line
 
 

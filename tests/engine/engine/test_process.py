@@ -11,7 +11,7 @@ from fastgen.config import EngineConfig
 from fastgen.core.request import Request
 from fastgen.engine import build
 from fastgen.engine.channel import Channel, Recipients
-from fastgen.engine.process import serve
+from fastgen.engine.process import serve_channel
 from fastgen.link.messages import Add, Command, Event, Gone, Ready, Shutdown, StepReport
 from support.demo_weights import demo_model
 
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *commands: list[tuple[int, Command]]) -
     loaded = SimpleNamespace(engine=NotedEngine(notes), info=cast(Any, None))
     monkeypatch.setattr(build, "build_engine", lambda *_given, **_named: loaded)
     channel = NotedChannel(notes, [*commands, [(0, Shutdown())]])
-    serve(cast(Channel, channel), EngineConfig(model=str(demo_model())))
+    serve_channel(cast(Channel, channel), EngineConfig(model=str(demo_model())))
     return notes
 
 

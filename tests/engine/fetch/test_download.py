@@ -19,7 +19,7 @@ from fastgen.fetch.download import fetch
 from fastgen.fetch.errors import FetchError, Interrupted, SourceNotFound, VolumeFull
 from fastgen.fetch.folder import ModelFolder
 from fastgen.fetch.progress import Progress
-from fastgen.fetch.remote import Listing, Remote, RemoteFile, select_model
+from fastgen.fetch.remote import Listing, RemoteFile, RemoteFiles, select_model
 from fastgen.fetch.source import Source
 from fastgen.fetch.transfer import Retries
 
@@ -69,14 +69,14 @@ def file_of(name: str, content: bytes) -> RemoteFile:
 
 @dataclass(frozen=True)
 class FakeSource(Source):
-    remote: Remote = field(default_factory=FakeRemote)
+    remote: RemoteFiles = field(default_factory=FakeRemote)
 
-    def open(self, timeout: float) -> Remote:
+    def open(self, timeout: float) -> RemoteFiles:
         assert timeout > 0
         return self.remote
 
 
-def run(remote: Remote, to: Path, *, retries: Retries = QUICK, keep: Sequence[str] | None = None) -> list[str]:
+def run(remote: RemoteFiles, to: Path, *, retries: Retries = QUICK, keep: Sequence[str] | None = None) -> list[str]:
     said: list[str] = []
     fetch(FakeSource("hf://a/b", remote=remote), to, keep=keep, retries=retries, tell=said.append)
     return said

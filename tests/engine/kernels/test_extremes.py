@@ -17,9 +17,8 @@ from fastgen.kernels import reference
 from fastgen.kernels.cpu import elementwise
 from fastgen.kernels.cpu.jit import serial
 from fastgen.kernels.cpu.matmul import float32, int8
-from fastgen.kernels.cpu.matmul.int8_layout import BLOCK
-from fastgen.kernels.cpu.matmul.int8_layout import LANES as INT8_LANES
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from support.paged_attention import Paged, chunks, decode
 
 SIZES = (*range(1, 18), 31, 33, 63, 65, 100)
@@ -127,10 +126,10 @@ def test_rotation_is_right_for_extreme_values(half: int) -> None:
 @pytest.mark.parametrize("depth", [*SIZES, 255, 257, 513])
 def test_products_are_right_for_extreme_values(depth: int) -> None:
     torch.manual_seed(0)
-    weights = torch.randn(2, depth, LANES)
-    weights[1] = extremes(depth, LANES).clamp(-1e5, 1e5)
+    weights = torch.randn(2, depth, TILE_COLUMNS)
+    weights[1] = extremes(depth, TILE_COLUMNS).clamp(-1e5, 1e5)
     for rows in SIZES:
-        x, out = extremes(rows, depth), torch.full((rows, 2 * LANES), torch.nan)
+        x, out = extremes(rows, depth), torch.full((rows, 2 * TILE_COLUMNS), torch.nan)
         float32.multiply(x.numpy(), weights.numpy(), out.numpy())
         flat = weights.double().transpose(1, 2).flatten(0, 1)
         bound = (x.double().abs() @ flat.abs().T) * 2e-6 + SMALLEST
@@ -141,10 +140,10 @@ def test_products_are_right_for_extreme_values(depth: int) -> None:
 @pytest.mark.parametrize("scale", [1.0, -0.0, 1e4, TINY])
 def test_int8_products_are_right_for_extreme_values(scale: float, blocks: int) -> None:
     rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.integers(-128, 128, (2, blocks * BLOCK, INT8_LANES), dtype=np.int8))
-    scales = torch.full((2, blocks, INT8_LANES), scale)
+    values = torch.from_numpy(rng.integers(-128, 128, (2, blocks * BLOCK, GROUP_LANES), dtype=np.int8))
+    scales = torch.full((2, blocks, GROUP_LANES), scale)
     for rows in SIZES:
-        x, out = extremes(rows, blocks * BLOCK), torch.full((rows, 2 * INT8_LANES), torch.nan)
+        x, out = extremes(rows, blocks * BLOCK), torch.full((rows, 2 * GROUP_LANES), torch.nan)
         int8.multiply(x.numpy(), values.numpy(), scales.numpy(), out.numpy())
         expected = reference.int8_product(x.double(), values, scales.double())
         bound = reference.int8_product(x.double().abs(), values.short().abs(), scales.double().abs()) * 2e-6

@@ -8,17 +8,17 @@ import torch
 
 from fastgen.kernels import reference
 from fastgen.kernels.cpu.matmul import int8
-from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES, in_groups
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES, in_groups
 
 
 @pytest.mark.parametrize(("groups", "blocks"), [(1, 1), (5, 3), (36, 48)])
 def test_products_of_any_number_of_rows_equal_the_reference(groups: int, blocks: int) -> None:
     rng = np.random.default_rng(groups)
-    values = rng.integers(-128, 128, (groups, blocks * BLOCK, LANES), dtype=np.int8)
-    scales = rng.uniform(0.001, 0.01, (groups, blocks, LANES)).astype(np.float32)
+    values = rng.integers(-128, 128, (groups, blocks * BLOCK, GROUP_LANES), dtype=np.int8)
+    scales = rng.uniform(0.001, 0.01, (groups, blocks, GROUP_LANES)).astype(np.float32)
     for rows in (*range(1, 14), 64, 131):
         x = rng.standard_normal((rows, blocks * BLOCK), dtype=np.float32)
-        out = np.full((rows, groups * LANES), np.nan, np.float32)
+        out = np.full((rows, groups * GROUP_LANES), np.nan, np.float32)
         int8.multiply(x, values, scales, out)
         parts = [torch.from_numpy(part) for part in (x, values, scales)]
         expected = reference.int8_product(*(part.double() for part in parts))
@@ -29,10 +29,10 @@ def test_products_of_any_number_of_rows_equal_the_reference(groups: int, blocks:
 def test_every_weight_is_multiplied_by_its_own_input_and_scale() -> None:
     """Uses integers that float32 sums exactly, so that a single misplaced weight changes the result."""
     rng = np.random.default_rng(1)
-    matrix = rng.integers(-128, 128, (2 * LANES, 3 * BLOCK), dtype=np.int8)
-    scales = rng.integers(1, 5, (2 * LANES, 3)).astype(np.float32)
+    matrix = rng.integers(-128, 128, (2 * GROUP_LANES, 3 * BLOCK), dtype=np.int8)
+    scales = rng.integers(1, 5, (2 * GROUP_LANES, 3)).astype(np.float32)
     x = rng.integers(-3, 4, (7, 3 * BLOCK)).astype(np.float32)
-    out = np.empty((7, 2 * LANES), np.float32)
+    out = np.empty((7, 2 * GROUP_LANES), np.float32)
     int8.multiply(x, in_groups(matrix, 3 * BLOCK), in_groups(scales, 3), out)
     assert np.array_equal(out, x @ (matrix * np.repeat(scales, BLOCK, axis=1)).T)
 

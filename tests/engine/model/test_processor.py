@@ -12,7 +12,7 @@ from fastgen.kernels.cpu.vector_width import WIDTH
 from fastgen.model.processor import (
     Processor,
     choose_cpu_dtype,
-    describe,
+    describe_processor,
     int8_choice,
     linear_choice,
     this_processor,
@@ -47,10 +47,13 @@ def test_processor_file_is_read_once() -> None:
 
 def test_description_names_the_processor_and_the_forced_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "plain")
-    assert describe() == f"processor {this_processor()}; float32 product plain, kernels with {WIDTH * 32}-bit vectors"
+    assert (
+        describe_processor()
+        == f"processor {this_processor()}; float32 product plain, kernels with {WIDTH * 32}-bit vectors"
+    )
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "fast")
     with pytest.raises(ConfigError, match="choose one of tiled, onednn, plain"):
-        describe()
+        describe_processor()
 
 
 def test_product_is_the_dtypes_default_unless_the_environment_names_another() -> None:
@@ -116,7 +119,7 @@ def test_int8_computes_in_the_dtype_of_other_products_where_activations_are_quan
 
 def test_description_names_the_int8_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGEN_CPU_INT8", "weight-only")
-    assert "; int8 product weight-only: set by FASTGEN_CPU_INT8, kernels with " in describe("float32", "int8")
+    assert "; int8 product weight-only: set by FASTGEN_CPU_INT8, kernels with " in describe_processor("float32", "int8")
 
 
 def test_calibrate_measures_the_default_first_then_the_processors_other_formats() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.commands import CommandError
-from fastgen_operator.api.reference import PAGE_PATH, resource_page
+from fastgen_operator.api.reference import PAGE_PATH, reference_page
 from fastgen_operator.kube.transport import KubeError
 from harness.edits import dotted, fields, spec_schema
 from harness.process import OperatorProcess
@@ -19,11 +19,11 @@ AUTOSCALING = {"minReplicas": 1, "maxReplicas": 3}
 
 def test_the_reference_page_is_up_to_date() -> None:
     committed = Path(__file__).parents[3] / PAGE_PATH
-    assert committed.read_text() == resource_page(), "run: python -m fastgen_operator.api.reference --write"
+    assert committed.read_text() == reference_page(), "run: python -m fastgen_operator.api.reference --write"
 
 
 def test_the_reference_page_has_every_field() -> None:
-    page = resource_page()
+    page = reference_page()
     for path in fields(spec_schema()):
         assert f"`{path[-1]}`" in page, dotted(path)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, Sizing
-from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
+from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
@@ -269,7 +269,7 @@ def test_only_a_change_records_an_event() -> None:
 
 def test_capacity_is_rounded_and_updated_only_if_it_changed_notably() -> None:
     def shown(rate: float, old: dict[str, Any] | None) -> Any:
-        measured = ReplicaSpeeds(capacity=Capacity(rate, 256, "StepModel"))
+        measured = ReplicaSpeeds(capacity=MeasuredCapacity(rate, 256, "StepModel"))
         return capacity_status(replace(autoscaled(2, {"capacity": old} if old else {}), speeds=measured))
 
     first = shown(7192.3, None)
@@ -290,7 +290,7 @@ def subject(seen: Situation) -> Subject:
 
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_a_fixed_number_of_replicas_is_measured_and_not_sized(replicas: int) -> None:
-    capacity = Capacity(7200.0, 256, "StepModel")
+    capacity = MeasuredCapacity(7200.0, 256, "StepModel")
     seen = fixed(replicas, speeds=ReplicaSpeeds(capacity=capacity))
     assert not subject(seen).is_autoscaled
     assert autoscaling_status(seen, NOW) is None
@@ -308,7 +308,7 @@ def test_the_scaling_conditions_exist_without_autoscaling() -> None:
 
 
 def test_a_straggler_is_named_in_a_condition() -> None:
-    capacity = Capacity(7200.0, 256, "StepModel")
+    capacity = MeasuredCapacity(7200.0, 256, "StepModel")
     assert conditions_of(fixed(3))["ReplicasUniform"] == ("Unknown", "NotObserved")
     even = fixed(3, speeds=ReplicaSpeeds(capacity=capacity))
     assert conditions_of(even)["ReplicasUniform"] == ("True", "NoStragglers")
@@ -406,7 +406,7 @@ def test_switching_autoscaling_off_and_on_forgets_the_decision_and_not_the_speed
     watchlist.register(key, subject(seen))
     record = watchlist.open_record(key, subject(seen))
     assert record is not None
-    capacity = Capacity(7200.0, 256, "StepModel")
+    capacity = MeasuredCapacity(7200.0, 256, "StepModel")
     record.decision = Decision(5)
     record.state = replace(record.state, replicas=5, speeds=ReplicaSpeeds(capacity=capacity))
     watchlist.register(key, subject(seen))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.children.pod import build_pod
-from fastgen_operator.children.strategic_merge import merge
+from fastgen_operator.children.strategic_merge import strategic_merge
 from fastgen_operator.kinds import Object
 from harness.objects import desired_of, stored
 from harness.space import Space
@@ -83,7 +83,7 @@ MERGES: dict[str, tuple[Object, Object]] = {
 def test_a_patch_is_merged_strategically(case: str) -> None:
     patch, changed = MERGES[case]
     before = copy.deepcopy((POD, patch))
-    assert merge(POD, patch, "p") == {**POD, **changed}
+    assert strategic_merge(POD, patch, "p") == {**POD, **changed}
     assert (POD, patch) == before, "an argument was changed"
 
 
@@ -111,9 +111,9 @@ FIELDS = st.fixed_dictionaries(
 @given(FIELDS)
 def test_an_empty_patch_changes_nothing_and_merging_is_idempotent(patch: Object) -> None:
     base: Object = {"env": [{"name": "a", "value": 1}], "map": {"b": 1}, "volumes": [{"name": "c", "map": {"a": 1}}]}
-    assert merge(base, {}, "p") == base
-    once = merge(base, patch, "p")
-    assert _by_name(merge(once, patch, "p")) == _by_name(once)
+    assert strategic_merge(base, {}, "p") == base
+    once = strategic_merge(base, patch, "p")
+    assert _by_name(strategic_merge(once, patch, "p")) == _by_name(once)
     assert "$" not in json.dumps(once), "a directive remains"
 
 
@@ -159,7 +159,7 @@ def test_the_api_server_merges_to_the_same_result(plane: ControlPlane, space: Sp
         body = json.dumps({"spec": {"template": {"spec": patch}}})
         command = ("patch", "deployment/x", "--type=strategic", "--dry-run=server", "--output=json", "--patch", body)
         theirs = json.loads(space.kubectl(*command))["spec"]["template"]["spec"]
-        deployment["spec"]["template"]["spec"] = merge(PLAIN, patch, "p")  # type: ignore[index]
+        deployment["spec"]["template"]["spec"] = strategic_merge(PLAIN, patch, "p")  # type: ignore[index]
         ours = json.loads(
             plane.kubectl(
                 *("--namespace", space.name, "apply", "--server-side", "--force-conflicts", "--dry-run=server"),

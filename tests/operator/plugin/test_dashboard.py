@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.plugin.cluster import connect
+from fastgen_operator.plugin.cluster import open_cluster
 from fastgen_operator.plugin.commands.dashboard import serve
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
@@ -37,7 +37,7 @@ def engine() -> Iterator[FakeEngine]:
 @pytest.fixture
 def dashboard(space: Space, tmp_path: Path) -> Iterator[Page]:
     """A browser at the page of all resources of the namespace, which is renewed five times as often as for people."""
-    server = serve(connect(str(space.cluster.kubeconfig), None, space.name), space.name, 0)
+    server = serve(open_cluster(str(space.cluster.kubeconfig), None, space.name), space.name, 0)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         with browser_page(tmp_path) as page:

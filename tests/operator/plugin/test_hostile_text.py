@@ -144,7 +144,7 @@ def test_errors_are_one_harmless_line(monkeypatch: pytest.MonkeyPatch, capsys: p
         def resource(self, _: str) -> Object:
             raise PluginError(f"the API server said: {HOSTILE}\nsecond line")
 
-    monkeypatch.setattr("fastgen_operator.plugin.cluster.connect", lambda **_: Broken())
+    monkeypatch.setattr("fastgen_operator.plugin.cluster.open_cluster", lambda **_: Broken())
     assert program.main(["status", "chat"]) == 1
     words = capsys.readouterr().err
     assert is_harmless(words)

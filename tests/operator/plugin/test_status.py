@@ -17,7 +17,7 @@ import yaml
 
 from cluster.controlplane import free_ports
 from fastgen.commands import main as fastgen
-from fastgen_operator.plugin.cluster import connect
+from fastgen_operator.plugin.cluster import open_cluster
 from fastgen_operator.plugin.commands.dashboard import serve
 from fastgen_operator.plugin.commands.status import fleet_table, one_screen
 from fastgen_operator.plugin.main import main
@@ -267,7 +267,7 @@ def test_the_dashboard_runs_no_script_but_its_own_and_answers_on_this_machine_on
         "127.0.0.1", 0, lambda path, _: (200, {"metadata": version, "items": answers.get(path, [])}), "api"
     )
     api.start()
-    cluster = connect(str(kubeconfig(tmp_path, f"http://127.0.0.1:{api.port}")), None, None)
+    cluster = open_cluster(str(kubeconfig(tmp_path, f"http://127.0.0.1:{api.port}")), None, None)
     pages = serve(cluster, None, 0)
     threading.Thread(target=pages.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     url = f"http://127.0.0.1:{pages.server_address[1]}"

@@ -16,7 +16,7 @@ from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan
 from fastgen_operator.pods import Pod
-from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, WINDOW, Contention
+from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, RESTORE_WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
 from fastgen_operator.reconcile.pod_events import PodEvents
@@ -70,7 +70,7 @@ def test_a_notice_repeated_within_the_window_is_counted_on_the_same_event() -> N
     for minute in (0, 4, 8):
         recorder.record(stored(), CRASH, T0 + timedelta(minutes=minute))
     assert fake.calls == [("create", CRASH.message), ("count", ("event-1", 2)), ("count", ("event-1", 3))]
-    recorder.record(stored(), CRASH, T0 + timedelta(minutes=8) + WINDOW)
+    recorder.record(stored(), CRASH, T0 + timedelta(minutes=8) + RESTORE_WINDOW)
     assert fake.calls[-1] == ("create", CRASH.message)
 
 
@@ -92,8 +92,8 @@ def test_events_of_one_resource_are_rate_limited() -> None:
     Recorder(fake).record(stored("other"), CRASH, T0)
     assert len(fake.calls) == BURST + 1, "the others are not silenced"
     for number in range(200):
-        recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0 + WINDOW + REFILL)
-    assert len(fake.calls) == BURST + 1 + (WINDOW + REFILL) // REFILL
+        recorder.record(stored(), Notice("Warning", "Flood", f"number {number}"), T0 + RESTORE_WINDOW + REFILL)
+    assert len(fake.calls) == BURST + 1 + (RESTORE_WINDOW + REFILL) // REFILL
 
 
 def test_a_clock_that_is_set_back_silences_no_event_and_holds_no_restore() -> None:
@@ -182,7 +182,7 @@ def test_old_restores_expire_and_other_children_are_not_delayed() -> None:
     assert contention.is_held(DEPLOYMENT, "chat", T0)
     assert not contention.is_held(POD, "chat", T0)
     assert not contention.is_held(DEPLOYMENT, "other", T0)
-    assert not contention.is_held(DEPLOYMENT, "chat", T0 + WINDOW)
+    assert not contention.is_held(DEPLOYMENT, "chat", T0 + RESTORE_WINDOW)
 
 
 def manifest(fingerprint: str = "mine") -> Object:

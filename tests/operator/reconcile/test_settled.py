@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.decision import Decision, Sizing
-from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds, Straggler
+from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import (
@@ -181,7 +181,7 @@ def decide(world: World, decision: Decision) -> None:
 
 def measure(world: World, tokens: float | None, *stragglers: Straggler) -> None:
     record = record_of(world)
-    capacity = None if tokens is None else Capacity(tokens, 512, "StepModel")
+    capacity = None if tokens is None else MeasuredCapacity(tokens, 512, "StepModel")
     speeds = ReplicaSpeeds(capacity=capacity, stragglers=stragglers)
     record.state = replace(record.state, speeds=speeds)
 

@@ -17,7 +17,7 @@ from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.available import AVAILABLE
-from fastgen_operator.status.conditions.condition import merge
+from fastgen_operator.status.conditions.condition import merge_conditions
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
@@ -611,10 +611,10 @@ def test_an_invalid_spec_is_reported_in_every_condition() -> None:
 
 def test_the_transition_time_changes_with_the_status_only() -> None:
     seen = observed(pod())
-    first = merge(all_conditions(situation(seen), None), [], 1, "T1")
+    first = merge_conditions(all_conditions(situation(seen), None), [], 1, "T1")
     assert {c["lastTransitionTime"] for c in first} == {"T1"}
     seen = observed(pod(ready=True), **DONE)
-    second = {c["type"]: c for c in merge(all_conditions(situation(seen), None), first, 2, "T2")}
+    second = {c["type"]: c for c in merge_conditions(all_conditions(situation(seen), None), first, 2, "T2")}
     assert {kind: c["lastTransitionTime"] for kind, c in second.items()} == {
         "Ready": "T2",
         "ModelCached": "T1",
@@ -662,4 +662,4 @@ def test_growth_that_fails_does_not_make_a_fleet_unready_that_serves_what_was_pr
 
 def test_long_messages_are_truncated() -> None:
     conditions = unread_conditions(Problem("ApplyRefused", "x" * 5000))
-    assert max(len(c["message"]) for c in merge(conditions, [], 1, "T1")) == 1000
+    assert max(len(c["message"]) for c in merge_conditions(conditions, [], 1, "T1")) == 1000

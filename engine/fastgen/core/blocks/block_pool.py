@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 
-from fastgen.core.blocks.prefix_cache import Key, PrefixCache
+from fastgen.core.blocks.prefix_cache import BlockKey, PrefixCache
 
 
 class BlockPool:
@@ -65,7 +65,7 @@ class BlockPool:
             self._unref(block)
         table.clear()
 
-    def key(self, table: list[int], tokens: list[int], salt: str, index: int) -> Key:
+    def key(self, table: list[int], tokens: list[int], salt: str, index: int) -> BlockKey:
         """Return the prefix cache key of block `index`; `table` holds the blocks before it."""
         start = index * self.block_size
         return (table[index - 1] if index else salt, tuple(tokens[start : start + self.block_size]))

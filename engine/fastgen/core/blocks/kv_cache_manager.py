@@ -6,7 +6,7 @@ from collections import abc
 
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.preemption import Preemption
-from fastgen.core.blocks.prefix_cache import Key
+from fastgen.core.blocks.prefix_cache import BlockKey
 from fastgen.core.sequence import UNKNOWN, Sequence
 
 # (cache block, host block) pairs to copy.
@@ -30,7 +30,7 @@ class KVCacheManager:
             return []
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
 
-    def next_key(self, sequence: Sequence, table: list[int]) -> Key | None:
+    def next_key(self, sequence: Sequence, table: list[int]) -> BlockKey | None:
         """Return the key of the block after the cached ones of `table`, or None if that block cannot be shared."""
         if sequence.cache_salt is None or len(table) >= self._num_cacheable(sequence):
             return None

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 # Parent block or salt, and the block's tokens.
-Key = tuple[int | str, tuple[int, ...]]
+BlockKey = tuple[int | str, tuple[int, ...]]
 
 
 class PrefixCache:
@@ -24,8 +24,8 @@ class PrefixCache:
     __slots__ = ("_block_of", "_evictable", "_key_of")
 
     def __init__(self) -> None:
-        self._block_of: dict[Key, int] = {}
-        self._key_of: dict[int, Key] = {}
+        self._block_of: dict[BlockKey, int] = {}
+        self._key_of: dict[int, BlockKey] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, block: int) -> bool:
@@ -36,11 +36,11 @@ class PrefixCache:
         """Cached blocks that no sequence references."""
         return len(self._evictable)
 
-    def find(self, key: Key) -> int | None:
+    def find(self, key: BlockKey) -> int | None:
         """Return the block with this key, or None."""
         return self._block_of.get(key)
 
-    def add(self, key: Key, block: int) -> None:
+    def add(self, key: BlockKey, block: int) -> None:
         """Add a full, referenced block under a new key; its parent is cached already."""
         assert block not in self._key_of
         assert key not in self._block_of

@@ -53,7 +53,7 @@ def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-def build(folder: Path, modules: Iterable[str] = MODULES) -> None:
+def compile_modules(folder: Path, modules: Iterable[str] = MODULES) -> None:
     """Compile the modules that `folder` lacks into it."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
@@ -85,7 +85,7 @@ def main() -> int:
     if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(MODULES):
         print(f"usage: python -m fastgen.kernels.cpu.build FOLDER [{'|'.join(MODULES)} ...]", file=sys.stderr)
         return 2
-    build(Path(sys.argv[1]), sys.argv[2:] or MODULES)
+    compile_modules(Path(sys.argv[1]), sys.argv[2:] or MODULES)
     return 0
 
 

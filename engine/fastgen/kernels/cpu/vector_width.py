@@ -24,4 +24,4 @@ def _features() -> set[str]:
 
 VECTORS = 3  # per tile
 WIDTH = 16 if has_wide_vectors() else 8
-LANES = VECTORS * WIDTH  # columns per tile
+TILE_COLUMNS = VECTORS * WIDTH  # columns per tile

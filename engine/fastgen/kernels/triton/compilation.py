@@ -42,7 +42,7 @@ SHARED_MEMORY_LIMITS = {80: 163, 90: 227, 100: 227, 120: 99}
 _ALIGNED = ":16"
 
 # What identifies a row: kernel, variant, configuration and target.
-Key = tuple[str, str, str, int]
+VariantKey = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Compiled:
         return not self.error and not self.spilled_bytes and self.shared_kib <= SHARED_MEMORY_LIMITS[self.target]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> VariantKey:
         """What identifies its row."""
         return self.kernel, self.variant, self.configuration, self.target
 
@@ -100,18 +100,18 @@ def targets(variant: Variant) -> tuple[int, ...]:
     return tuple(SHARED_MEMORY_LIMITS) if variant.targets is None else variant.targets
 
 
-def key(variant: Variant, target: int) -> Key:
+def key(variant: Variant, target: int) -> VariantKey:
     """Return what identifies the row of a variant and a compute capability."""
     described = [
         sorted((name, str(value)) for name, value in part.items()) for part in (variant.signature, variant.constants)
     ]
-    source = source_digest(variant.kernel.fn)
+    source = function_digest(variant.kernel.fn)
     digest = hashlib.sha256(repr((described, variant.num_warps, variant.num_stages, source)).encode()).hexdigest()
     return _name(variant), variant.name, digest[:6], target
 
 
 @functools.cache
-def source_digest(function: FunctionType) -> str:
+def function_digest(function: FunctionType) -> str:
     """Return a digest of the source of a kernel and of the functions and constants of this package that it uses.
 
     Comments, docstrings and layout do not count, and neither do Triton's own functions.
@@ -120,7 +120,7 @@ def source_digest(function: FunctionType) -> str:
     for name in sorted(set(function.__code__.co_names) & function.__globals__.keys()):
         value = function.__globals__[name]
         if isinstance(value, JITFunction) and not value.fn.__module__.startswith("triton."):
-            described.append((name, source_digest(value.fn)))
+            described.append((name, function_digest(value.fn)))
         elif isinstance(value, constexpr):
             described.append((name, str(value.value)))
     return hashlib.sha256(repr(described).encode()).hexdigest()
@@ -158,7 +158,7 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
     return Compiled(*key(variant, target), registers, spilled, binary.metadata.shared / 1024)
 
 
-def table(results: Sequence[Compiled]) -> str:
+def table_page(results: Sequence[Compiled]) -> str:
     """Return a Markdown table with a row for each kernel: the most registers and shared memory of its variants."""
     limits = " | ".join(f"KiB on {target / 10}, of {limit}" for target, limit in SHARED_MEMORY_LIMITS.items())
     lines = [f"| kernel | compiled | registers | {limits} |", "|---|---:|---:|" + "---:|" * len(SHARED_MEMORY_LIMITS)]
@@ -173,7 +173,7 @@ def table(results: Sequence[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def read(file: Path) -> dict[Key, Compiled]:
+def read_table(file: Path) -> dict[VariantKey, Compiled]:
     """Return the good rows of a file; the others are compiled again."""
     with file.open(newline="") as lines:
         found = [
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = {
         key(variant, target) for variant in variants(parsed.kernel) for target in parsed.target or targets(variant)
     }
-    done = {} if parsed.file is None else read(parsed.file)
+    done = {} if parsed.file is None else read_table(parsed.file)
     chosen = [one for one in every if one in wanted and one not in done]
     if not wanted & every.keys():
         parser.error("no kernel has this name and target")
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(file=sys.stderr)
     for result in bad:
         print(f"does not fit: {result}")
-    print(table(results))
+    print(table_page(results))
     print(f"\n{len(results)} compiled, {len(bad)} failed; torch {torch.__version__}, triton {triton.__version__}.")
     return 1 if bad else 0
 

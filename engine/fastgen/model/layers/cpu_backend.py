@@ -21,7 +21,7 @@ from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.elements import ElementArray
 from fastgen.kernels.cpu.matmul.tile import ROWS
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
@@ -216,7 +216,7 @@ class _CPUOperations(Operations):
             parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),
             chunks=cut_chunks(
                 np.array(chunks, np.int64).reshape(-1, 4),
-                lanes=LANES,
+                lanes=TILE_COLUMNS,
                 num_kv_heads=a.num_kv_heads,
                 group=a.heads_per_kv_head,
                 num_threads=torch.get_num_threads(),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES, TILE_LANES, in_byte_groups, in_groups
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES, TILE_LANES, in_byte_groups, in_groups
 from fastgen.model.checkpoint.checkpoint import StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.linear import Linear, PackedFormat, as_array
@@ -73,7 +73,7 @@ class Int8Linear(_Int8Product):
     __slots__ = ()
 
     def __init__(self, blocks: Int8Blocks) -> None:
-        super().__init__(blocks, in_groups(blocks.values, blocks.scales.shape[1] * BLOCK), LANES)
+        super().__init__(blocks, in_groups(blocks.values, blocks.scales.shape[1] * BLOCK), GROUP_LANES)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""

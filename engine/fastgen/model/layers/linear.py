@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.config import ConfigError
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.model import first_line
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
@@ -127,10 +127,10 @@ class TiledLinear:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._out_features, self._in_features = weight.shape
-        groups = -(-self._out_features // LANES)
-        self._width = groups * LANES
+        groups = -(-self._out_features // TILE_COLUMNS)
+        self._width = groups * TILE_COLUMNS
         padded = F.pad(weight, (0, 0, 0, self._width - self._out_features))
-        tiles = padded.view(groups, LANES, self._in_features).transpose(1, 2).contiguous()
+        tiles = padded.view(groups, TILE_COLUMNS, self._in_features).transpose(1, 2).contiguous()
         self._weights: npt.NDArray[np.float32] = tiles.numpy()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ _RECOVERS_ABOVE: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class MeasuredCapacity:
     """Capacity of one replica.
 
     Attributes:
@@ -113,7 +113,7 @@ class _Speed:
             throughput_at = sample.time
         return _Speed(sample.time, sample.token_budget, average, throughput, throughput_at)
 
-    def capacity(self, now: float) -> Capacity | None:
+    def capacity(self, now: float) -> MeasuredCapacity | None:
         """Return the modelled capacity, capped by recent throughput under a backlog, if known.
 
         A throughput of 0 is ignored: a stuck replica does not show its capacity.
@@ -121,8 +121,8 @@ class _Speed:
         observed = self.throughput.value if now - self.throughput_at < _THROUGHPUT_EXPIRY else 0.0
         known = self.modelled.weight > 0
         if observed > 0 and not (known and self.modelled.value <= observed):
-            return Capacity(observed, int(self.token_budget), "Throughput")
-        return Capacity(self.modelled.value, int(self.token_budget), "StepModel") if known else None
+            return MeasuredCapacity(observed, int(self.token_budget), "Throughput")
+        return MeasuredCapacity(self.modelled.value, int(self.token_budget), "StepModel") if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ReplicaSpeeds:
     """
 
     replicas: Mapping[str, _Speed] = field(default_factory=dict)
-    capacity: Capacity | None = None
+    capacity: MeasuredCapacity | None = None
     stragglers: tuple[Straggler, ...] = ()
 
     def observe(
@@ -191,7 +191,7 @@ def _stragglers(
     return tuple(Straggler(pod, share) for share, pod in sorted(slow))
 
 
-def _median(found: Iterable[Capacity]) -> Capacity:
+def _median(found: Iterable[MeasuredCapacity]) -> MeasuredCapacity:
     by_speed = sorted(found, key=lambda capacity: capacity.tokens_per_second)
     middle = by_speed[(len(by_speed) - 1) // 2]
     speed = median(capacity.tokens_per_second for capacity in by_speed)

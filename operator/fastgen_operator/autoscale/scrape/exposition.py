@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample
 
 # Why a scrape failed; a label of the counter of failed scrapes.
-Reason = Literal[
+UnusableReason = Literal[
     "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
 ]
 
@@ -35,7 +35,7 @@ _LABELS: Final = {"scheduled_tokens_total": "phase", "step_model": "coefficient"
 class UnusableError(Exception):
     """A scrape failed; `reason` is the label under which it is counted."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: UnusableReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 

@@ -39,7 +39,7 @@ class Target:
     port: int = HTTP_PORT
 
 
-Answer = Sample | UnusableError
+Scraped = Sample | UnusableError
 
 
 class Scraper(AbstractAsyncContextManager["Scraper"]):
@@ -89,7 +89,7 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
         """Close the connections."""
         await self._session.close()
 
-    async def scrape(self, name: str, targets: Collection[Target]) -> dict[Target, Answer]:
+    async def scrape(self, name: str, targets: Collection[Target]) -> dict[Target, Scraped]:
         """Scrape the replicas of one fleet.
 
         It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, once its requests have begun.
@@ -119,7 +119,7 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
     def _num_replicas(self) -> int:
         return sum(number for number, _ in self._sizes.values())
 
-    async def _answer(self, fleet: _Fleet, target: Target, *, is_slow: bool) -> Answer:
+    async def _answer(self, fleet: _Fleet, target: Target, *, is_slow: bool) -> Scraped:
         async with AsyncExitStack() as places:
             await places.enter_async_context(fleet.places)
             if is_slow:

@@ -55,7 +55,7 @@ def as_before(kind: str, observed: Observed, message: str) -> Condition:
     return unknown("NotObserved", message)
 
 
-def merge(
+def merge_conditions(
     conditions: Mapping[str, Condition], old: Sequence[dict[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """Return the conditions in API form; the transition time is kept if the status is unchanged.

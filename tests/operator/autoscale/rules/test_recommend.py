@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastgen_operator.autoscale.measure.capacity import Capacity
+from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity
 from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from harness.fluid import BUDGET, PROMPT_RATE, RATE, STEP, FluidFleet, policy
@@ -290,7 +290,7 @@ def test_five_replicas_one_of_them_three_times_slower_keep_their_size() -> None:
     (straggler,) = odd.state.speeds.stragglers
     assert straggler.pod == "pod-2"
     capacity = odd.state.speeds.capacity
-    assert capacity == Capacity(pytest.approx(RATE, rel=0.02), 512, "StepModel")
+    assert capacity == MeasuredCapacity(pytest.approx(RATE, rel=0.02), 512, "StepModel")
 
 
 def test_the_queue_of_a_straggler_does_not_keep_the_fleet_large() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.averages import Average
-from fastgen_operator.autoscale.measure.capacity import Capacity, ReplicaSpeeds
+from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, rates_between
 from fastgen_operator.autoscale.observation import Fleet, Sample
@@ -22,7 +22,7 @@ from fastgen_operator.autoscale.rules.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, STEP, policy
 
 SCRAPE = 5.0
-USUAL = ReplicaSpeeds(capacity=Capacity(RATE, int(BUDGET), "StepModel"))
+USUAL = ReplicaSpeeds(capacity=MeasuredCapacity(RATE, int(BUDGET), "StepModel"))
 
 
 @dataclass

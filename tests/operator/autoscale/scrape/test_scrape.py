@@ -22,7 +22,7 @@ from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
-from fastgen_operator.autoscale.scrape.scraper import Answer, Scraper, Target
+from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from fastgen_operator.runtime.settings import Settings
 from harness.objects import pod_with
@@ -307,7 +307,7 @@ async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
     seen: list[str] = []
     is_free = asyncio.Event()
 
-    async def scrape(name: str, _: object) -> dict[Target, Answer]:
+    async def scrape(name: str, _: object) -> dict[Target, Scraped]:
         seen.append(name)
         if name == "ns/hanging":
             await is_free.wait()
@@ -331,7 +331,7 @@ async def test_a_fleet_is_decided_on_while_another_is_still_scraped() -> None:
 async def test_only_ready_pods_that_are_not_being_deleted_are_scraped() -> None:
     asked: list[Target] = []
 
-    async def scrape(_: str, targets: Iterable[Target]) -> dict[Target, Answer]:
+    async def scrape(_: str, targets: Iterable[Target]) -> dict[Target, Scraped]:
         asked.extend(targets)
         return {}
 

@@ -19,7 +19,7 @@ from fastgen.kernels.cpu.elements import ElementArray, is_float32, narrowed
 from fastgen.kernels.cpu.jit import kernel, lowering, prange, serial
 from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
 from fastgen.kernels.cpu.matmul.tile import ROWS, emit_product
-from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS, VECTORS, WIDTH
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ _product = emitted(partial(emit_product, ROWS))  # head sizes and block sizes ar
 
 _f32 = np.float32
 _MASKED = np.finfo(np.float32).min  # below every score, but finite: minus itself it is 0, not NaN
-_STRIDE = LANES * 4  # bytes from one row of scratch to the next
+_STRIDE = TILE_COLUMNS * 4  # bytes from one row of scratch to the next
 
 
 def _emit_highest(builder: Any, scores: Any, num_keys: Any, highest: Any) -> None:
@@ -98,7 +98,7 @@ _rescale, _widen = emitted(_emit_rescale), emitted(_emit_widen)
 def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: IntArray) -> None:
     """Mask all keys of a lane but those from its `first` to its `last`."""
     for j in range(num_keys):
-        for lane in range(LANES):
+        for lane in range(TILE_COLUMNS):
             if tile + j > last[lane] or tile + j < first[lane]:
                 scores[j, lane] = _MASKED
 
@@ -107,7 +107,7 @@ def _mask(scores: FloatArray, tile: int, num_keys: int, first: IntArray, last: I
 def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
     """Bound scores to ± `softcap`."""
     for j in range(num_keys):
-        for lane in range(LANES):
+        for lane in range(TILE_COLUMNS):
             scores[j, lane] = softcap * _f32(math.tanh(scores[j, lane] / softcap))
 
 
@@ -120,11 +120,11 @@ def _softmax(
     A lane that has seen only masked keys counts them fully until its first visible key rescales them to 0. `tops` is
     scratch [LANES].
     """
-    for lane in range(LANES):
+    for lane in range(TILE_COLUMNS):
         tops[lane] = highest[lane]
     _raise_highest(scores.ctypes.data, num_keys, tops.ctypes.data)
     grown = False
-    for lane in range(LANES):
+    for lane in range(TILE_COLUMNS):
         grown |= tops[lane] > highest[lane]
     if grown:
         _rescale(highest.ctypes.data, tops.ctypes.data, total.ctypes.data, sums.shape[0], sums.ctypes.data)
@@ -173,24 +173,24 @@ def _attend_item(
     row, num_tokens, context, table, head, first_lane, window = item
     kv_heads, head_dim = keys.shape[1], keys.shape[3]
     group = queries.shape[1] // kv_heads
-    num_lanes = min(LANES, num_tokens * group - first_lane)
+    num_lanes = min(TILE_COLUMNS, num_tokens * group - first_lane)
     line = head_dim * 4
     run = min(TILE, keys.shape[2])  # contiguous keys of a tile
-    turned = np.zeros((head_dim, LANES), np.float32)
-    sums = np.zeros((head_dim, LANES), np.float32)
-    scores = np.empty((TILE, LANES), np.float32)
-    highest, total = np.full(LANES, _MASKED, np.float32), np.zeros(LANES, np.float32)
-    tops = np.empty(LANES, np.float32)
+    turned = np.zeros((head_dim, TILE_COLUMNS), np.float32)
+    sums = np.zeros((head_dim, TILE_COLUMNS), np.float32)
+    scores = np.empty((TILE, TILE_COLUMNS), np.float32)
+    highest, total = np.full(TILE_COLUMNS, _MASKED, np.float32), np.zeros(TILE_COLUMNS, np.float32)
+    tops = np.empty(TILE_COLUMNS, np.float32)
     wide = np.empty((TILE, head_dim), np.float32)
-    first, last = np.empty(LANES, np.int64), np.empty(LANES, np.int64)
-    for lane in range(LANES):
+    first, last = np.empty(TILE_COLUMNS, np.int64), np.empty(TILE_COLUMNS, np.int64)
+    for lane in range(TILE_COLUMNS):
         # Lanes beyond the chunk repeat its last query.
         token, g = divmod(first_lane + min(lane, num_lanes - 1), group)
         last[lane] = context + token
         first[lane] = max(0, last[lane] + 1 - window)
         for d in range(head_dim):
             turned[d, lane] = queries[row + token, head * group + g, d] * scale
-    end = last[LANES - 1] + 1
+    end = last[TILE_COLUMNS - 1] + 1
     for tile in range(first[0] // TILE * TILE, end, TILE):
         num_keys = min(TILE, end - tile)
         _load_tile(keys, tables, table, head, tile, num_keys, wide)
@@ -199,7 +199,7 @@ def _attend_item(
             _product(key, line, 4, turned.ctypes.data, head_dim, score, _STRIDE, 0)
         if softcap > _f32(0):
             _squeeze(scores, num_keys, softcap)
-        if tile + num_keys - 1 > last[0] or tile < first[LANES - 1]:
+        if tile + num_keys - 1 > last[0] or tile < first[TILE_COLUMNS - 1]:
             _mask(scores, tile, num_keys, first, last)
         _softmax(scores, num_keys, highest, total, sums, tops)
         # Skip slots before the first visible key: a weight of 0 does not mask infinity or NaN.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fastgen.kernels.cpu.jit import kernel, prange
 from fastgen.kernels.cpu.llvm_vectors import emitted_by_count
 from fastgen.kernels.cpu.matmul.tile import ROWS, emit_product
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -32,8 +32,8 @@ def multiply(x: FloatArray, weights: FloatArray, out: FloatArray) -> None:
     for group in prange(weights.shape[0]):
         for first in range(0, depth, _DEPTH):
             size = min(_DEPTH, depth - first)
-            part = weights.ctypes.data + (group * depth + first) * LANES * 4
+            part = weights.ctypes.data + (group * depth + first) * TILE_COLUMNS * 4
             for row in range(0, rows, ROWS):
                 a = x.ctypes.data + row * x_row + first * 4
-                c = out.ctypes.data + row * out_row + group * LANES * 4
+                c = out.ctypes.data + row * out_row + group * TILE_COLUMNS * 4
                 _tile(min(ROWS, rows - row), a, x_row, 4, part, size, c, out_row, first)

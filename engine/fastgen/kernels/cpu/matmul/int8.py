@@ -20,13 +20,13 @@ from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.jit import kernel, lowering, prange
 from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter, emitted
-from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, LANES
+from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES
 from fastgen.kernels.cpu.vector_width import has_wide_vectors
 
 _STEPS = 4  # inputs per iteration of the inner loop
 _REGISTERS_FOR_SUMS = 12  # of AVX2's sixteen; the others hold weights and an input
 
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), GROUP_LANES)
 
 
 def _sums_of_a_row(rows: int) -> int:
@@ -49,7 +49,7 @@ def _emit_tile(
     rows: int, builder: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
 ) -> None:
     """Compute out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
-    emit = Emitter(builder, LANES)
+    emit = Emitter(builder, GROUP_LANES)
     chains = _sums_of_a_row(rows)
     totals, sums = emit.places(rows), [emit.places(chains) for _ in range(rows)]
     inputs = [emit.offset(x, I64(row), x_stride) for row in range(rows)]
@@ -60,11 +60,11 @@ def _emit_tile(
             first = emit.offset(builder.mul(block.index, I64(BLOCK)), turn.index, _STEPS)
             for step in range(_STEPS):
                 k = builder.add(first, I64(step))
-                weights = builder.sitofp(emit.load(emit.offset(values, k, LANES), _BYTES), emit.floats)
+                weights = builder.sitofp(emit.load(emit.offset(values, k, GROUP_LANES), _BYTES), emit.floats)
                 for row in range(rows):
                     scalar = emit.load(emit.offset(inputs[row], k, 4), F32)
                     emit.add_product(sums[row][step % chains], emit.spread(scalar), weights)
-        scale = emit.load(emit.offset(scales, block.index, LANES * 4))
+        scale = emit.load(emit.offset(scales, block.index, GROUP_LANES * 4))
         for row in range(rows):
             emit.add_product(totals[row], _total(emit, sums[row]), scale)
     for row in range(rows):
@@ -85,12 +85,12 @@ def multiply(
     rows, blocks = x.shape[0], scales.shape[1]
     x_stride, out_stride = x.shape[1] * 4, out.shape[1] * 4
     for group in prange(values.shape[0]):
-        w = values.ctypes.data + group * values.shape[1] * LANES
-        s = scales.ctypes.data + group * blocks * LANES * 4
+        w = values.ctypes.data + group * values.shape[1] * GROUP_LANES
+        s = scales.ctypes.data + group * blocks * GROUP_LANES * 4
         row = 0
         while row < rows:
             a = x.ctypes.data + row * x_stride
-            b = out.ctypes.data + row * out_stride + group * LANES * 4
+            b = out.ctypes.data + row * out_stride + group * GROUP_LANES * 4
             left = rows - row
             if left >= 6:
                 _tile_6(a, x_stride, w, s, blocks, b, out_stride)

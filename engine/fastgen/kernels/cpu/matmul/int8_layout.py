@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-LANES = 16  # outputs per group, of the kernel that widens weights
+GROUP_LANES = 16  # outputs per group, of the kernel that widens weights
 TILE_LANES = 48  # outputs per group, of the kernel that multiplies bytes: three vectors
 BLOCK = 32  # inputs that share a scale
 BYTES = 4  # inputs that one lane of a product of bytes sums
@@ -15,7 +15,7 @@ BYTES = 4  # inputs that one lane of a product of bytes sums
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-def in_groups(matrix: npt.NDArray[Scalar], columns: int, lanes: int = LANES) -> npt.NDArray[Scalar]:
+def in_groups(matrix: npt.NDArray[Scalar], columns: int, lanes: int = GROUP_LANES) -> npt.NDArray[Scalar]:
     """Rearrange [rows, n], n <= columns, to [rows / lanes rounded up, columns, lanes], padded with zeros."""
     rows, given = matrix.shape
     whole = rows // lanes

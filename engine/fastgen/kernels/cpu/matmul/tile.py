@@ -10,7 +10,7 @@ from typing import Any
 
 from fastgen.kernels.cpu.jit import lowering
 from fastgen.kernels.cpu.llvm_vectors import F32, I64, Emitter
-from fastgen.kernels.cpu.vector_width import LANES, VECTORS, WIDTH
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS, VECTORS, WIDTH
 
 ROWS = 4  # per tile, at most
 _UNROLLED = 4  # columns per iteration: reduces loop overhead
@@ -42,7 +42,7 @@ def emit_product(
     pairs = [pair for row in zip(sums, results, strict=True) for pair in zip(*row, strict=True)]
 
     def add_column(column: Any) -> None:
-        line = emit.offset(b, column, LANES * 4)
+        line = emit.offset(b, column, TILE_COLUMNS * 4)
         vectors = [emit.load(emit.offset(line, I64(vector), WIDTH * 4)) for vector in range(VECTORS)]
         for first, row in zip(inputs, sums, strict=True):
             factor = emit.spread(emit.load(emit.offset(first, column, a_column), F32))

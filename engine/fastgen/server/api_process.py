@@ -96,15 +96,8 @@ class APIProcess:
             role.process,
             role.counts.num_processes,
         )
-        service = Service(
-            self.files.names,
-            lifecycle,
-            metrics,
-            config.max_queued_requests,
-            config.trust_request_chat_template,
-            config.cache_isolation,
-            HeldMemory(2 * config.max_bodies_size),
-        )
+        memory = HeldMemory(2 * config.max_bodies_size)
+        service = Service(self.files.names, lifecycle, metrics, config, memory)
         self._steps = StepFeed() if config.ui else None
         self._stop_requested = asyncio.Event()
         self._second_signal = asyncio.Event()

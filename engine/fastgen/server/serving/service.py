@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fastgen.config import ServerConfig
 from fastgen.core.request import RequestError, SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
@@ -36,9 +37,7 @@ class Service:
 
     Attributes:
         names: model names that requests may use; metrics carry the first one.
-        max_queued_requests: requests beyond this many waiting ones are rejected with 429.
-        trust_request_chat_template: whether requests may bring their own chat template.
-        cache_isolation: "key" if requests share cached prefixes only with requests of the same API key, else "none".
+        settings: the limits and permissions of requests, among others.
         memory: what requests hold while they are open.
         created: start time in Unix seconds, reported for the model.
     """
@@ -46,10 +45,8 @@ class Service:
     names: tuple[str, ...]
     lifecycle: Lifecycle
     metrics: Metrics
-    max_queued_requests: int
-    trust_request_chat_template: bool = False
-    cache_isolation: str = "key"
-    memory: HeldMemory = field(default_factory=lambda: HeldMemory(1 << 29))
+    settings: ServerConfig
+    memory: HeldMemory
     created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> str:
@@ -90,7 +87,7 @@ class Service:
         Raises:
             RequestError: names the flag.
         """
-        if source is not None and not self.trust_request_chat_template:
+        if source is not None and not self.settings.trust_request_chat_template:
             raise RequestError(
                 "chat_template: this server uses the model's; leave it out, or start the server with "
                 "--trust-request-chat-template",
@@ -137,14 +134,14 @@ class Service:
         unique = uuid.uuid4().hex
         ids = [f"{unique}-{prompt}-{candidate}" for prompt in range(num_prompts) for candidate in range(num_candidates)]
         try:
-            admit(model.engine.in_flight, ids, self.max_queued_requests)
+            admit(model.engine.in_flight, ids, self.settings.max_queued_requests)
         except APIError:
             self.metrics.rejected(len(ids))
             raise
         return ids
 
     def _check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
-        places = model.engine.info.max_sequences + self.max_queued_requests
+        places = model.engine.info.max_sequences + self.settings.max_queued_requests
         limit = min(_MAX_GENERATIONS, places)
         if num_prompts * num_candidates > limit:
             why = (
@@ -180,7 +177,7 @@ class Service:
         self._hold(held_bytes(rendered.requests, rendered.num_candidates))
         places, context = iter(ids), current()
         # Digests have one length, so no salt of a client equals the salt of another key.
-        tenant = context.key_digest or "" if self.cache_isolation == "key" else ""
+        tenant = context.key_digest or "" if self.settings.cache_isolation == "key" else ""
         candidates = [
             replace(
                 request,

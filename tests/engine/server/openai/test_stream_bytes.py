@@ -30,6 +30,7 @@ from fastgen.model.source import ModelSource
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.held_memory import HeldMemory
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
@@ -180,7 +181,7 @@ async def streamed(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, die
             reasoning_format("auto", tokenizer),
         )
     )
-    service = Service(("m",), lifecycle, metrics, 8)
+    service = Service(("m",), lifecycle, metrics, ServerConfig(), HeldMemory(1 << 29))
     app, client = create_app(service, ServerConfig(), KeyRing(None, {}), None), Client({**body, "stream": True})
     scope = {
         "type": "http",

@@ -58,14 +58,14 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             word(
                 "ScalingActive",
-                "Whether the replicas follow the load. False: the autoscaler holds them.",
+                "Whether the replicas follow the load. If False, the reason tells why not.",
                 {"{{status}}: {{reason}}": _reason("ScalingActive")},
             )
         )
         .with_panel(
             word(
                 "ScalingLimited",
-                "Whether a bound or rate limit overrides the number of replicas that the load requires.",
+                "Whether a bound, a rate limit or a full node overrides the number of replicas that the load requires.",
                 {"{{status}}: {{reason}}": _reason("ScalingLimited")},
             )
         )

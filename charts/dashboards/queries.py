@@ -52,5 +52,9 @@ def variable_queries(dashboard: Rendered) -> Iterator[tuple[str, str]]:
 
 
 def fill(expression: str, variables: Mapping[str, str]) -> str:
-    """Return the expression with the values of the variables, by their names without `$`. Raises KeyError."""
+    """Return the expression with the values of the variables. Raises KeyError for an unknown one.
+
+    Args:
+        variables: values by name, without `$`.
+    """
     return re.sub(r"\$(\w+)", lambda match: variables[match[1]], expression)

@@ -103,7 +103,8 @@ helm.sh/chart: {{ include "fastgen.labelValue" (printf "%s-%s" .Chart.Name .Char
   verbs: [list, watch, patch, delete]
 - apiGroups: [""]
   resources: [events]
-  # patch: to update the count of a repeated Event. list: to find out why a pod has no containers.
+  # patch: to update the count of a repeated Event. list: to find out why a pod has no containers,
+  # or a Job no pod.
   verbs: [list, create, patch]
 {{- end -}}
 

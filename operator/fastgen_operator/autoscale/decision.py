@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why there are as many replicas: the last change since the operator started."""
+    """Why the number of replicas is what it is: its last change since the operator started."""
 
     reason: Literal[
         "KVCacheFull",
@@ -53,7 +53,7 @@ class Sizing:
         demand: arriving forward tokens per second.
         capacity: forward tokens per second that a replica computes within the latency targets.
         utilization: target share of the capacity.
-        missing: additional replicas for pods that do not serve.
+        missing: additional replicas for failing and lost pods, and for the capacity that stragglers lack.
         is_warm: whether the demand was measured for long enough to replace the one in the status.
     """
 
@@ -86,7 +86,7 @@ class Decision:
         replicas: desired replicas.
         change: why; None if the autoscaler has not changed the number yet.
         hold: set if the number is held, whatever the load is.
-        limit: set if a bound or rate limit overrides the load.
+        limit: set if a bound, a rate limit or a full node overrides the load.
         sizing: the arithmetic; None while demand or capacity are unknown. It fluctuates, so it is not compared.
     """
 

@@ -53,5 +53,5 @@ def to_json(value: Journal | Decision) -> Any:
 
 
 def journal_from_json(data: Any) -> Journal:
-    """Return the journal of `to_json`; raise ValueError if another version wrote it."""
+    """Return the journal of `to_json`; raise ValueError if it does not match, as from another version."""
     return TypeAdapter(Journal).validate_python(data)

@@ -63,7 +63,7 @@ class Autoscaler:
             await asyncio.sleep(max(0.0, began + period - loop.time()))
 
     async def run_once(self, chosen: Callable[[Subject], bool] = lambda _: True) -> None:
-        """Scrape all chosen fleets once, and decide on each."""
+        """Scrape all chosen fleets once, and decide on those with autoscaling. Skip those being scraped."""
         await asyncio.gather(*self._begin(chosen))
 
     def _begin(self, chosen: Callable[[Subject], bool]) -> list[asyncio.Task[None]]:
@@ -76,7 +76,7 @@ class Autoscaler:
         return begun
 
     async def _measure(self, key: Key, subject: Subject) -> None:
-        """Scrape a fleet, and decide on it."""
+        """Scrape a fleet, and decide on it if it has autoscaling."""
         try:
             answers = await self.scraper.scrape("/".join(key), _targets(subject))
             if (record := self.watchlist.open_record(key, subject)) is not None:

@@ -25,7 +25,8 @@ class Sample:
     Attributes:
         time: monotonic time of the scrape in seconds.
         arrived_tokens: counter of prompt tokens of valid requests, admitted or rejected.
-        rejected_tokens: counter of prompt tokens of requests that the full queue rejected.
+        rejected_tokens: counter of prompt tokens of requests that the full queue rejected, each assumed to be as long
+            as the mean admitted prompt.
         cancelled_tokens: counter of prompt tokens of requests that ended before their first token.
         prefill_tokens, decode_tokens: counters of forward tokens.
         cached_tokens: counter of prompt tokens taken from the prefix cache.
@@ -76,7 +77,7 @@ class Fleet:
     """The pods of one FastGenDeployment at one moment. Only ready and starting pods are supply.
 
     Attributes:
-        replicas: current `spec.replicas` of the Deployment.
+        replicas: number of replicas that the last reconcile wanted.
         ready: names of the pods that are ready and not draining.
         samples: newest valid sample of each ready pod that has one.
         revisions: pod template hash of each ready pod.

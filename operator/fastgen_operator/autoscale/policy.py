@@ -60,7 +60,7 @@ class Policy:
 
 
 def policy_of(spec: Spec, replicas: int, scrape_seconds: float) -> Policy:
-    """Return the policy of a spec; without spec.autoscaling, both bounds are `replicas`."""
+    """Return the policy of a spec; without spec.autoscaling, both bounds are `replicas`, at least 1."""
     autoscaling = spec.autoscaling or Autoscaling(min_replicas=max(1, replicas), max_replicas=max(1, replicas))
     target = autoscaling.targets.inter_token_latency_milliseconds or spec.engine.inter_token_target
     percent = autoscaling.targets.utilization_percent

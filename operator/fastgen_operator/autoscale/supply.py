@@ -88,7 +88,7 @@ class StartTimes:
         return StartTime(median_low(setups) if setups else 0.0, median_low(start.load for start in starts))
 
     def expected_of_next(self, revision: str) -> StartTime | None:
-        """Return the usual start time of a revision, or of the latest one that has any."""
+        """Return the usual start time of a revision, else of the revision that started last; None if unknown."""
         return self.expected(revision) or (self.expected(self.starts[0].revision) if self.starts else None)
 
 

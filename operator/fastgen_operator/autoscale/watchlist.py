@@ -1,6 +1,7 @@
 """The fleets that reconciles register, and what the autoscaler knows about each.
 
-Reconciles run in other threads than the autoscaler's loop, so values are frozen and replaced as a whole.
+Reconciles run in other threads than the autoscaler's loop, so subjects and the fields of records are replaced, never
+changed in place.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Subject:
         pods: those that have not ended.
         failures: why pods fail, by their names.
         without_room: number of pods that may run on only one node, which has no room for them.
-        replicas: current `spec.replicas` of the Deployment.
+        replicas: number of replicas that the resource should have now (`Situation.desired_replicas`).
         is_autoscaled: whether the autoscaler decides on the size. If not, the fleet is only measured.
         is_dry_run: whether decisions are only shown.
         floor: lower bound that a schedule sets now; None if none does.

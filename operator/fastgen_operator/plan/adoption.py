@@ -28,7 +28,7 @@ class Adopt:
 def adoptions(observed: Observed, wanted: Collection[tuple[Kind, str]], desired: Desired) -> tuple[Adopt, ...]:
     """Return the children to adopt: of those that the spec needs, and of the download Jobs.
 
-    A child that the spec does not need stays without an owner: it would be deleted.
+    A child that the spec does not need stays without an owner: once adopted, it would be deleted.
 
     Args:
         wanted: kinds and names of the children that the spec needs.
@@ -42,7 +42,10 @@ def adoptions(observed: Observed, wanted: Collection[tuple[Kind, str]], desired:
 
 
 def _is_adoptable(kind: Kind, child: Object, owner: Object, desired: Desired) -> bool:
-    """Return whether the operator has created the child for a resource of this name, and no controller has it."""
+    """Return whether the operator created the child for a resource of this name, and nothing controls it.
+
+    A deleted resource of the name does not count if the child is newer than the present resource: it was restored.
+    """
     given = child["metadata"].get("labels", {})
     ours = (OWNER_LABEL, MANAGED_BY)
     if is_terminating(child) or any(given.get(label) != desired.labels[label] for label in ours):

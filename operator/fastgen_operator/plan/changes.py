@@ -24,7 +24,7 @@ class Apply:
     """One server-side apply, and its reason for the Event and the log.
 
     Attributes:
-        drift: path of the first field that another writer changed; None if the spec is the reason.
+        drift: path of the first field that another writer changed or added; None if the spec is the reason.
         instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template.
         take_over: fields of other managers that the apply has to remove.
     """

@@ -18,7 +18,10 @@ from fastgen_operator.objects import applied_entry
 
 
 def first_lost_field(manifest: Object, live: Object) -> str | None:
-    """Return the path of the first field of the applied manifest that the operator no longer owns, or None."""
+    """Return the path of the first applied field that the operator no longer owns, or None.
+
+    It is metadata.managedFields if the operator has no entry there.
+    """
     entry = applied_entry(live)
     if entry is None:
         return "metadata.managedFields"

@@ -64,7 +64,7 @@ def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
         for path in theirs:
             steps = (path[:length] for length in range(1, len(path) + 1))
             first = next((step for step in steps if step not in known), ())
-            # Who owns a leaf owns everything below it.
+            # The owner of a leaf owns everything below it.
             if first[:3] == _POD and len(first) > 3 and first[-1] != "." and first[:-1] not in ours:
                 found.add(ForeignField(str(entry["manager"]), first, is_undo or _decides(first)))
     return tuple(sorted(found, key=lambda field: (field.manager, field.path)))

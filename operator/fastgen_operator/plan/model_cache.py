@@ -107,7 +107,7 @@ def _placement(claim: Claim, engine_pod: Object, situation: Situation) -> Placem
 
 
 def serves_model(situation: Situation) -> bool:
-    """Return whether what was promised serves the spec's model from the volume: replicas, or minReplicas."""
+    """Return whether the desired replicas, or minReplicas, serve the spec's model from the volume."""
     observed, spec = situation.observed, situation.spec
     if observed.deployment is None:
         return False

@@ -105,8 +105,9 @@ def combine(problems: Sequence[Problem]) -> Problem | None:
 def make_plan(situation: Situation, platform: Platform) -> Plan:
     """Compare the children that the spec needs with those observed.
 
-    An object of another owner under a child's name is never taken over; one of an optional kind serves in the child's
-    place. A problem of one child does not hold back the others.
+    An object of another owner under a child's name is never taken over. It is a problem, except one of an optional
+    kind, which serves in the child's place. A problem of one child does not hold back the others, with one exception:
+    if a name is taken while the resource has no Deployment, nothing is written.
     """
     observed, desired = situation.observed, desired_state(situation, platform)
     problems: list[Problem] = []

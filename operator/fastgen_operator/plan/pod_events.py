@@ -60,7 +60,7 @@ def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
 
 
 def lacks_pods(job: Job, pods: Iterable[Pod], at: datetime) -> bool:
-    """Return whether the Job should have one of these pods by now."""
+    """Return whether the Job should have a pod by now, but has none of these."""
     conditions = job.status.get("conditions", ())
     if job.spec.get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False

@@ -78,7 +78,7 @@ def _sizing_steps(replay: Replay, policy: Policy, sizing: Sizing) -> dict[str, l
     scaled = "" if len(fresh) == loaded else f" x {loaded} replicas with load / {len(fresh)} with fresh metrics"
     now_rate = arriving * loaded / len(fresh) * work if fresh else 0.0
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, replace(policy, utilization=sizing.utilization))
-    total = f"; {sizing.missing:.2f} more for replicas that do not serve" if sizing.missing else ""
+    total = f"; {sizing.missing:.2f} more for failing pods and stragglers" if sizing.missing else ""
     kept = f"; {speeds.deficit:.2f} more for stragglers" if speeds.deficit else ""
     factor, window = state.release.factor, state.release.window(policy.down_window)
     learned = f" ({policy.down_window:g} s x {factor}, learned)" if factor > 1 else ""

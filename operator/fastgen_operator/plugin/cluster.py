@@ -100,7 +100,7 @@ class Cluster:
         """Delete a pod as a drain of its node does.
 
         Raises:
-            PluginError: a PodDisruptionBudget does not allow it now.
+            PluginError: the API server rejected it, for example because of a PodDisruptionBudget.
         """
         metadata = {"name": pod.name, "namespace": pod.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
@@ -113,7 +113,8 @@ class Cluster:
         """Yield the lines of a container's log; with `follow` in the query, until it ends.
 
         Raises:
-            KubeError: the pod has no such log.
+            KubeError: the API server rejected the request, for example because the pod has no such log.
+            PluginError: the connection failed or broke.
         """
         client = ApiClient(self.configuration)
         path = POD.path(pod.namespace, pod.name, "log")

@@ -53,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition that requires action, and which."""
+    """A condition that requires action, or an outdated status, and what to do."""
 
     type: str
     reason: str

@@ -72,7 +72,7 @@ def _changes(found: Overview, now: datetime) -> list[tuple[str, str, str, str]]:
 
 
 def _text(text: str) -> str:
-    """Return text of the cluster as HTML, without control characters, which also turn the direction of text."""
+    """Return text of the cluster as HTML, without control characters or marks that reorder text."""
     return escape(printable(text))
 
 

@@ -44,7 +44,10 @@ class Screen:
         self._has_colours = self.is_terminal and not environment.get("NO_COLOR")
 
     def paint(self, text: str, colour: str) -> str:
-        """Return the text with the codes of its colour; an empty colour has none."""
+        """Return the text in the colour, with its control characters replaced by spaces.
+
+        It is returned unchanged if the screen shows no colours or the colour is empty.
+        """
         return f"\x1b[{_CODES[colour]}m{printable(text)}{_RESET}" if self._has_colours and colour else text
 
     def write(self, lines: Sequence[str]) -> None:
@@ -102,7 +105,7 @@ def printable(text: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a duration as kubectl shows it: 45s, 12m, 3h20m, 2d4h."""
+    """Return a duration in kubectl's style: 45s, 12m, 3h20m, 2d4h."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"

@@ -35,7 +35,10 @@ class Contention:
         self._restores[kind, name].append(at)
 
     def is_held(self, kind: Kind, name: str, at: datetime) -> bool:
-        """Return whether the next restore has to wait; the wait doubles with every restore within `WINDOW`."""
+        """Return whether the next restore has to wait.
+
+        After `FREE_RESTORES` within `RESTORE_WINDOW`, the wait doubles with every further one, up to `LONGEST_WAIT`.
+        """
         restores = self._restores[kind, name]
         beyond = sum(at - time < RESTORE_WINDOW for time in restores) - FREE_RESTORES
         if beyond < 0:

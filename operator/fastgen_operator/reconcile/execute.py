@@ -71,8 +71,8 @@ class PlanExecutor:
             unreadable: children that could not be looked up, and are not written, with the error.
 
         Raises:
-            KubeError: the API server failed, or the namespace is being deleted. The writes that do not depend on the
-                failed one were made.
+            KubeError: the API server failed, or the namespace is being deleted. If the server responded to an apply
+                with an error, the other writes were made, except those that depend on it.
         """
         outcome = _Outcome([] if plan.problem is None else [plan.problem])
         try:
@@ -129,7 +129,8 @@ class PlanExecutor:
         """Apply the plan's children, and return what is observed afterwards.
 
         Raises:
-            KubeError: no write can succeed now.
+            KubeError: no write can succeed now: the API server does not respond or is overloaded, or the namespace is
+                being deleted.
         """
         unprotected = False
         for apply in plan.applies:

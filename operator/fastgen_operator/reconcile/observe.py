@@ -33,5 +33,5 @@ def unpacked(observed: Observed) -> Observed:
 
 
 def needs_reconciles(resource: Object, operator_class: str | None) -> bool:
-    """Return whether the resource is of this operator's class, and not left to the garbage collector."""
+    """Return whether the resource is of this operator's class and not being deleted."""
     return resource["spec"].get("operatorClass") == operator_class and not resource["metadata"].get("deletionTimestamp")

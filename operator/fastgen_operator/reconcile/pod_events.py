@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Shortest time between two reads for one resource.
 _INTERVAL: Final = timedelta(seconds=5)
-# Objects of a resource to read: the status names the first one.
+# Stuck objects of a resource whose Events are read: the status names the first one.
 _OBJECTS: Final = 3
 # Returns the failure that an object's Events name.
 _Cause = Callable[[Iterable[Object]], Failure | None]

@@ -96,14 +96,14 @@ class Reconciler:
         self.nodes = Nodes(self.client)
 
     def reconcile(self, key: Key) -> Problem | None:
-        """Bring the children to the spec, and the status to the children.
+        """Make the children match the spec, and the status the children.
 
         Returns:
             What prevents it, to be retried; None if nothing does.
 
         Raises:
             KubeError: the API server failed, or another writer came first; to be retried. If this lasts, the status
-                reports it.
+                reports it, as it does any other exception.
         """
         if (memory := self._memories.get(key)) is None:
             memory = self._memories[key] = _Memory(self.client, self.now)

@@ -98,13 +98,13 @@ class Controller:
         self.metrics.stalled_seconds.set_function(lambda: self.heartbeat.stalled(("queueSeconds", "reconcileSeconds")))
 
     def check_ready(self) -> dict[str, float]:
-        """Return the readiness probe's values; raise Stalled before the first complete list."""
+        """Return the readiness probe's values; raise Stalled until `listed` is set."""
         if not self.listed.is_set():
             raise Stalled(f"the cluster could not be listed yet: {self.sources.first_failure() or 'see the log'}")
         return {"leads": float(self.leadership.holds())}
 
     def add_listed(self, key: Key) -> None:
-        """Queue a resource for which a list has corrected the cache."""
+        """Queue a resource for which a list has corrected the cache: as a changed one if its spec was edited."""
         resource = self.cache.get(FASTGEN, *key)
         (self.queue.add if resource is not None and _is_edited(resource) else self.queue.add_listed)(key)
 
@@ -244,7 +244,7 @@ class Controller:
     def _queue_age(self) -> float:
         """Return the seconds in which resources waited and no worker made a step.
 
-        0 on a standby, or if no resource waits. While the workers are busy, resources wait without a limit.
+        0 on a standby, or if no resource waits. While workers make steps, a long wait is not a stall.
         """
         if self._led_since is None or not (wait := self.queue.oldest_wait()):
             return 0.0
@@ -253,7 +253,7 @@ class Controller:
 
 
 def _is_edited(resource: Object) -> bool:
-    """Return whether the spec has changed since a reconcile wrote the status, as while the operator was down."""
+    """Return whether the spec has changed since the last status, for example while the operator was down."""
     # 0 is the CRD's default.
     observed = resource.get("status", {}).get("observedGeneration")
     return bool(observed) and observed != resource["metadata"].get("generation")

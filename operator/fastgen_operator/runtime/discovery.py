@@ -34,7 +34,10 @@ class Discovery:
         return self._platform.optional_kinds
 
     def platform(self, namespace: str) -> Platform:
-        """Return the platform of a namespace as of the last `refresh`; without optional kinds before the first."""
+        """Return the platform of a namespace, with the optional kinds that exist and can be read there.
+
+        They exist as of the last `refresh`, and before the first none does.
+        """
         usable = frozenset(kind for kind in self.kinds() if not self._sources.fails(kind, namespace))
         # The same object for the same kinds: settled resources compare it by identity.
         return self._by_kinds.setdefault(usable, replace(self._platform, optional_kinds=usable))

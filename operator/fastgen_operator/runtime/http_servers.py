@@ -44,7 +44,7 @@ Check = Callable[[], dict[str, float]]
 
 DECISIONS_PATH: Final = "/decisions"
 _LOOPBACK: Final = "127.0.0.1"
-# A page in a browser on the machine that forwards the port could have its own name resolve to this address.
+# Against DNS rebinding: a page in a browser on the machine that forwards the port could resolve its own name to it.
 _HOSTS: Final = (_LOOPBACK, "localhost")
 
 

@@ -51,7 +51,7 @@ def kinds_read(platform: Platform) -> tuple[Kind, ...]:
 
 
 class _Login:
-    """kopf's login with the credentials of the official client, and a session that ends at no answer."""
+    """kopf's login with the credentials of the official client, and a `KopfSession`."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

@@ -4,8 +4,8 @@ This session gives it only answers that it can handle, so that one bad object, l
 
 - A list is made by the operator itself, in pages of limited size and straight into the cache. kopf gets the version.
 - Each line of a watch is reduced to what the operator reads before kopf decodes it (`kube/compact.py`).
-- A watch that fails, whatever the error, looks to kopf as if its version were too old (410). kopf then lists and
-  watches again.
+- A watch that the API server rejects or ends with an error looks to kopf as if its version were too old (410). kopf
+  then lists and watches again. kopf itself handles 401 by a new login, and a broken connection by a new watch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ THREADS: Final = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 # Seconds that a watch lasts at least, unless it fails.
 _SHORTEST: Final = 1.0
-# Seconds after which an open watch works, also if nothing changes: the API server may send nothing for minutes.
+# A watch that stays open for this many seconds works, even without an event: the API server may send none for minutes.
 _PROVEN: Final = 5.0
 # Lines are decoded in a thread from this size on, so that the event loop goes on.
 _LARGE: Final = 1 << 16
@@ -49,10 +49,10 @@ _EXPIRED: Final = 410
 
 
 class WatchError(Exception):
-    """A watch ended with an error; the message is that of the API server.
+    """A watch ended with an error; the message is the API server's, or says what is wrong with the stream.
 
     Attributes:
-        code: its status; None without one.
+        code: HTTP status of the response, or code of the ERROR event; None without one.
         retry_after: seconds of the Retry-After header; 0 without one.
     """
 
@@ -129,7 +129,14 @@ class KopfSession:
         await self._session.close()
 
     async def request(self, *, method: str, url: str, **options: Any) -> Any:
-        """Send a request, and return a response with `status`, `json()` and `content`."""
+        """Send a request of kopf; return a response with the attributes that kopf reads.
+
+        A list is not sent as kopf made it: the operator lists in pages, and the response has `status` and `json()` with
+        the version and no items. The response to a watch has `status` and `content`.
+
+        Raises:
+            aiohttp.ClientConnectionError: a list failed, or there is no connection. kopf retries.
+        """
         parts = urlsplit(url)
         source = self._by_path.get(parts.path.removeprefix(self._base))
         if source is None:
@@ -157,7 +164,7 @@ class KopfSession:
 
 @dataclass(frozen=True)
 class _List:
-    """The answer to a list that this operator has made itself."""
+    """The response to a list that this operator has made itself."""
 
     body: Mapping[str, Any]
     status: int = 200
@@ -174,7 +181,7 @@ class _List:
 
 @dataclass(frozen=True)
 class _Watch:
-    """A watch, also one that could not be opened: it then ends with an event."""
+    """The response to a watch. One that the API server rejected yields only an ERROR event."""
 
     response: aiohttp.ClientResponse
     source: Source
@@ -186,7 +193,12 @@ class _Watch:
         return self
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        """Yield the reduced events, each with a line break; after a failure one event that kopf relists after."""
+        """Yield the reduced events, each with a line break; after a failure, an ERROR event with code 410.
+
+        Raises:
+            aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError: the connection broke. kopf opens
+                the watch again.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -212,7 +224,11 @@ class _Watch:
             yield _GONE
 
     async def _reduced(self, line: bytes) -> bytes | None:
-        """Return the event with the object reduced; None if it cannot be read. Raises WatchError for an error."""
+        """Return the event with its object reduced; None if it cannot be read.
+
+        Raises:
+            WatchError: it is an ERROR event.
+        """
         kind = self.source[0]
         try:
             if len(line) < _LARGE:
@@ -262,7 +278,7 @@ def _message(status: Object | Any) -> str:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream without their line breaks. Raises WatchError for one that does not end."""
+    """Yield the lines of a stream without line breaks. Raises WatchError for a line that is too long."""
     buffer = bytearray()
     async for chunk in content.iter_chunked(_CHUNK):
         buffer += chunk

@@ -79,7 +79,10 @@ class Leadership:
         return self._clock() < self._until
 
     def lease(self) -> Object | None:
-        """Return the Lease as last read, while this process holds it; may be called from any thread."""
+        """Return the Lease as last read or written; None unless this process leads.
+
+        May be called from any thread.
+        """
         return self._observation.lease if self._observation is not None and self.holds() else None
 
     async def wait(self) -> None:

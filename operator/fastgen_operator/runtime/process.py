@@ -12,7 +12,7 @@ from fastgen.logs import JSONFormatter
 
 # As many as there are ports of one address.
 _MOST_FILES: Final = 65536
-# Python looks for cycles after this many new containers, and at older containers after this many looks.
+# Python looks for cycles among new dictionaries and lists after this many, and among older ones after this many looks.
 _NEW_CONTAINERS, _LOOKS = 50_000, 20
 
 
@@ -27,10 +27,10 @@ def configure_logging(log_format: Literal["json", "text"], *, verbose: bool) -> 
 
 
 def raise_open_files_limit() -> int:
-    """Raise the limit as far as this process may, and return the new one.
+    """Raise the soft limit on open files to the hard limit, at most to 65,536, and return it.
 
-    Container runtimes often start with 1024. Each connection to a replica that is kept for the next scrape is an open
-    file.
+    An infinite limit is returned as 65,536. Container runtimes often start with 1024. Each connection to a replica that
+    is kept for the next scrape is an open file.
     """
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Infinity is -1.
@@ -42,9 +42,9 @@ def raise_open_files_limit() -> int:
 
 
 def collect_garbage_less_often() -> None:
-    """Look for cyclic garbage after 50,000 new containers instead of 700.
+    """Look for cyclic garbage after 50,000 new dictionaries and lists, less often than by default.
 
-    A list of 500 pods has 100,000 containers, none of which is garbage: with Python's default, looking for cycles
-    takes longer than parsing. Objects without cycles are freed at once, whatever the setting.
+    A list of 500 pods has 100,000 of them, none of which is garbage: with Python's default, looking for cycles takes
+    longer than parsing. Objects without cycles are freed at once, whatever the setting.
     """
     gc.set_threshold(_NEW_CONTAINERS, _LOOKS, _LOOKS)

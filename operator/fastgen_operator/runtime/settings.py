@@ -89,7 +89,7 @@ def _seconds(text: str, default: float) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the operator: each field is a flag, except where `flag` gives another name."""
+    """Settings of the operator. Each field is a flag of the same name, unless its `flag` is another one."""
 
     engine_image: str = _flag("engine image of resources that do not set one")
     namespaces: tuple[str, ...] = _flag(

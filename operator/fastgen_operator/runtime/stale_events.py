@@ -1,4 +1,7 @@
-"""Events on the operator's Lease about kinds that cannot be read: perhaps no FastGenDeployment can."""
+"""Events about kinds that cannot be read.
+
+They are on the operator's Lease, because FastGenDeployments may be unreadable, too.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ class StaleEvents:
     _told: frozenset[Source] = frozenset()
 
     def record(self) -> None:
-        """Record Events for sources that have failed since the last call but one, and for those that do not any more.
+        """Record Events for sources that failed at the last call and at this one, and for recovered ones.
 
-        An API server that fails for a moment fails all sources, and is no news.
+        When the API server fails for a moment, all sources fail, which is not worth Events.
         """
         failures = self.sources.failures()
         lasting, self._failing = self._failing & failures.keys(), frozenset(failures)

@@ -20,15 +20,15 @@ class WorkQueue:
 
     Changed keys are taken first: a resource that a user edits does not wait until all resources of a large cluster have
     been reconciled after a start. Listed keys are those of lists and resyncs, and new resources: their first reconciles
-    take longest, and a hundred of them must not delay what serves. Refused keys are those of `yields`.
+    take longest, and a hundred of them must not delay resources that serve. Refused keys are those of `yields`.
 
     Args:
-        yields: returns whether a key is taken only if no other waits: its last reconcile was refused, and the next one
-            most likely is, too. Such resources, however many and however expensive, do not delay others.
+        yields: returns whether a key is taken only if no key of another band can be: its last reconcile was refused,
+            and the next one most likely is, too. Such resources, however many and expensive, do not delay others.
         is_new: returns whether a key has never been reconciled.
-        workers: how many keys are processed at once, at most half of them keys that yield. A namespace gets at most
-            half of the workers that the other namespaces leave, rounded up: where an admission webhook takes ten
-            seconds for each write, this delays no other namespace.
+        workers: how many keys are processed at once, at most half of them (rounded up) refused ones. A namespace gets
+            at most half of the workers that the other namespaces leave, rounded up: where an admission webhook takes
+            ten seconds for each write, this delays no other namespace.
         first, limit: seconds before the first retry, and the maximum; the backoff doubles in between.
         jitter: returns a number from 0 to 1; a retry waits between 50 and 100 % of its backoff.
         clock: monotonic seconds.
@@ -58,7 +58,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, key: Key) -> None:
-        """Queue a changed key; one in processing is queued again afterwards, as the change may have come too late."""
+        """Queue a changed key. One in processing is queued again: its reconcile may have missed the change."""
         self._put(key, _CHANGED)
 
     def add_listed(self, key: Key) -> None:
@@ -66,20 +66,22 @@ class WorkQueue:
         self._put(key, _LISTED)
 
     def add_idle(self, key: Key) -> None:
-        """Queue a key of a resync, unless its retry is pending: nothing has happened that makes it more useful now."""
+        """Queue a key of a resync, unless its retry is pending: an earlier attempt would likely fail again."""
         if key not in self._retries:
             self.add_listed(key)
 
     def add_after(self, key: Key, seconds: float | None) -> None:
-        """Queue a key in `seconds`, whatever happens before, instead of at its earlier such time; None: not at all."""
+        """Queue a key after `seconds`, instead of at the time of the last call. None only cancels that time."""
         self._cancel(self._due, key)
         if seconds is not None:
             self._set_timer(self._due, key, max(0.0, seconds), _CHANGED)
 
     async def take(self) -> Key:
-        """Return the key that has waited longest in its band, waiting for one if needed; `done` or `retry` must follow.
+        """Return the next key, waiting for one if needed; `done` or `retry` must follow.
 
-        Of each four keys that are taken while both wait, one is a listed one.
+        Changed keys come first; while listed ones wait, too, every fourth key is a listed one. Refused keys come last.
+        Keys of a namespace that has its share of the workers are skipped, and refused keys while half of the workers
+        process such keys.
         """
         while (found := self._next()) is None:
             self._wake.clear()
@@ -106,7 +108,7 @@ class WorkQueue:
         self._wake.set()
 
     def _next(self) -> tuple[int, Key] | None:
-        """Return the band and the key to take now; None if none waits that may be taken."""
+        """Return the band and the key to take now; None if no waiting key may be taken."""
         processed = Counter(namespace for namespace, _ in self._processing)
         left = self._workers - len(self._processing)
         # A namespace with n workers gets another while n < (left + n) / 2.
@@ -126,7 +128,7 @@ class WorkQueue:
         self._finish(key)
 
     def retry(self, key: Key, *, after: float = 0.0) -> None:
-        """End the processing of a key, and queue it after a backoff, or at once if it was added meanwhile.
+        """End the processing of a key, and queue it after a backoff; also at once if it was added meanwhile.
 
         Args:
             after: minimum of the backoff, seconds.
@@ -145,7 +147,7 @@ class WorkQueue:
 
     def _finish(self, key: Key) -> None:
         del self._processing[key]
-        # Another key may be taken now that yields.
+        # A refused key, or one of the same namespace, may be taken now.
         self._wake.set()
         if (band := self._again.pop(key, None)) is not None:
             self._put(key, band)

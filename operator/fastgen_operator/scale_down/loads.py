@@ -13,7 +13,7 @@ from fastgen_operator.pods import Pod
 
 logger = logging.getLogger(__name__)
 
-# A scale-down waits this long for replicas that do not answer.
+# A scale-down waits this long for each 32 replicas that do not answer.
 _SECONDS: Final = 2.0
 
 

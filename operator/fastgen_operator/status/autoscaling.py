@@ -91,7 +91,7 @@ def _of(old: dict[str, Any], *names: str) -> dict[str, Any]:
 def _arithmetic(sizing: Sizing) -> str:
     """Say how many replicas the demand requires, from the inputs and the target."""
     demand, capacity = _rounded(sizing.demand), _rounded(sizing.capacity)
-    missing = f", and {sizing.missing:.1f} for those that do not serve" if sizing.missing else ""
+    missing = f", and {sizing.missing:.1f} for failing pods and stragglers" if sizing.missing else ""
     return (
         f"{demand:,} tokens/s arrive, and a replica computes {capacity:,} within its latency targets, of which "
         f"{100 * sizing.utilization:.0f} % are to be used: {sizing.required:.1f} replicas{missing}"
@@ -119,7 +119,10 @@ def _bound(situation: Situation, replicas: int) -> str:
 
 
 def capacity_status(situation: Situation) -> dict[str, Any] | None:
-    """Compute `status.capacity`, rounded; None if it is unknown."""
+    """Compute `status.capacity`, rounded; None before it was known.
+
+    The old value is kept while the new one is unknown or hardly differs.
+    """
     old: dict[str, Any] | None = situation.observed.resource.get("status", {}).get("capacity")
     found = None if situation.speeds is None else situation.speeds.capacity
     if found is None:

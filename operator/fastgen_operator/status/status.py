@@ -32,7 +32,7 @@ class Notice:
 
 
 def build_status(situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()) -> dict[str, Any]:
-    """Build the status. Only transition times depend on the time, and only if a condition's status has changed.
+    """Build the status. A time in it is set only when what it dates changes.
 
     Args:
         problem: what prevents the operator's own writes.
@@ -51,7 +51,10 @@ def build_status(situation: Situation, problem: Problem | None, rewritten: Seque
 
 
 def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[str, Any]:
-    """Build the status of a resource whose spec cannot be read: it keeps what was computed from its last valid spec."""
+    """Build the status of a resource whose spec cannot be read, or whose status cannot be computed.
+
+    It keeps the parts that were computed last.
+    """
     old = observed.resource.get("status", {})
     names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity")
     desired = 0 if observed.deployment is None else observed.deployment.replicas or 0

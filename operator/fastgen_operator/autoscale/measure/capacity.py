@@ -6,8 +6,8 @@ finish. A request contributes I prompt tokens over O steps, so a step has N (1 +
 resident KV tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens +
 c · resident tokens, is linear in N. The largest N within all bounds gives the capacity.
 
-The capacity of a replica is the median of all estimates, so that one slow replica does not change it. A replica far
-below the median is a straggler.
+A replica far below the median is a straggler. The fleet is sized with the median of the other replicas' estimates, so
+that one slow replica does not change it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Demand:
         replicas: load of each ready replica with a sample, by pod.
         first_seen: when each ready replica was first seen, by pod.
         slow, fast: arrival rate averaged over `SLOW_SECONDS` and `FAST_SECONDS`.
-        requests: sums over finished requests.
+        requests: sums from which the mean request follows.
         time: time of the last update of the averages.
     """
 

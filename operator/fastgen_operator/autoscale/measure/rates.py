@@ -27,7 +27,7 @@ class Rates:
         computed, cached: prompt tokens computed, and taken from the prefix cache.
         decoded: generated tokens.
         ended, ended_prompt, ended_generated: requests that ended with at least one token, and their tokens (totals,
-            not rates).
+            not rates; the first two are estimated from the share of cancelled prompt tokens).
         backlogged: whether a backlog existed throughout the interval.
     """
 
@@ -115,7 +115,13 @@ DEFAULT_SHAPE: Final = RequestShape(computed=512.0, prompt=512.0, generated=128.
 
 @dataclass(frozen=True, slots=True)
 class RequestSums:
-    """Exponentially weighted sums over finished requests, which give the mean request."""
+    """Exponentially weighted sums, which give the mean request. They decay with each finished request.
+
+    Attributes:
+        ended, prompt, generated: finished requests, and their prompt and generated tokens.
+        computed, cached: prompt tokens computed and taken from the prefix cache, of unfinished requests, too. Only
+            their ratio is used.
+    """
 
     ended: float = 0.0
     prompt: float = 0.0
@@ -124,7 +130,7 @@ class RequestSums:
     cached: float = 0.0
 
     def add(self, intervals: Iterable[Rates]) -> RequestSums:
-        """Return the sums after the requests that finished in these intervals."""
+        """Return the sums after these intervals."""
         intervals = tuple(intervals)
         ended = sum(rates.ended for rates in intervals)
         keep = math.exp(-ended / _REQUEST_MEMORY)
@@ -146,12 +152,12 @@ class RequestSums:
 
     @property
     def computed_share(self) -> float:
-        """Share of the prompt tokens that is computed, instead of taken from the prefix cache."""
+        """Share of prompt tokens that is computed, instead of taken from the prefix cache; 1 while unknown."""
         known = self.computed + self.cached
         return self.computed / known if known > 0 else 1.0
 
     @property
     def work_per_prompt_token(self) -> float:
-        """Forward tokens per prompt token: the computed share, plus the generated tokens."""
+        """Forward tokens per prompt token: the computed share, plus the generated tokens per prompt token."""
         shape = self.mean
         return self.computed_share + shape.generated / shape.prompt

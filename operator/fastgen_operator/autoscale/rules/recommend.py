@@ -43,17 +43,19 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one decision leaves for the next. A new state never scales down.
+    """What one decision leaves for the next.
 
     Attributes:
-        since: time of the first metrics. Nothing is removed within one scale-down window after it.
+        since: time of the first metrics. Within one scale-up (scale-down) window after it, the load adds (removes)
+            no replicas.
         replicas: last decision; 0 before the first one.
         change: reason for `replicas`.
         demand: measured demand.
         speeds: capacity of each replica, and of the fleet.
         down_needs: required replicas over the scale-down window.
         up_needs: negated required replicas over the scale-up window: the maximum is that of the least need.
-        unbounded_needs: required replicas, without limits, over the scale-down window. Shows whether a bound applies.
+        unbounded_needs: required replicas of `up_needs`, not negated, over the scale-down window. Shows whether the
+            load exceeds a bound.
         up_since, up_from: start of the current scale-up period, and the replicas at its start.
         down_at: time of the last scale-down step.
         release: the learned scale-down window.
@@ -204,7 +206,7 @@ def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
 
 
 def _limit(policy: Policy, state: State, fleet: Fleet) -> Limit | None:
-    """Return the limit that the load exceeded within the scale-down window, if any."""
+    """Return the bound, or the full node, that overrides the load of the last scale-down window, if any."""
     if fleet.without_room and state.unbounded_needs.value > len(fleet.ready):
         message = (
             f"the load requires more replicas than the {counted(len(fleet.ready))} ready, and {fleet.without_room} "

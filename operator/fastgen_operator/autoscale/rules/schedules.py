@@ -1,7 +1,7 @@
 """Which schedule sets the lower bound of the replicas, and when that changes next. Pure.
 
-cronsim evaluates cron expressions in the schedule's time zone. As with Debian's cron, an expression that names hours
-fires once a day: a time that daylight saving skips fires at the end of the gap, and a repeated time fires once.
+cronsim evaluates cron expressions in the schedule's time zone. As with Debian's cron, unless the minute or the hour
+starts with `*`, a time that daylight saving skips fires at the end of the gap, and a repeated time fires once.
 """
 
 from __future__ import annotations
@@ -159,6 +159,6 @@ def _next(expression: str, zone: ZoneInfo, now: datetime) -> datetime | None:
 
 
 def _matches(expression: str, zone: ZoneInfo, start: datetime, *, reverse: bool) -> Iterator[datetime]:
-    """Yield the matches from `start` on, in UTC: in one zone, Python ignores offsets."""
+    """Yield the matches from `start` on, in UTC: Python compares times of one zone without offsets."""
     for time in CronSim(expression, start.astimezone(zone), reverse=reverse):
         yield time.astimezone(UTC)

@@ -44,7 +44,8 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
     """Return the sample of a scrape at a monotonic time.
 
     Raises:
-        UnusableError: these are not an engine's metrics, they are of another model, or values are impossible.
+        UnusableError: these are not an engine's metrics, they are incomplete, too large or of another model, or a
+            value is impossible.
     """
     values = _usual_values(text, model_name) or _values(text, model_name)
     for (name, _), value in values.items():
@@ -56,7 +57,7 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
 
 
 def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
-    """Return the same as `_values` ten times as fast; None for lines unlike those of engines."""
+    """Return the same as `_values`, ten times as fast; None if lines are not as engines write them."""
     keys = _usual_heads(model_name)
     values: dict[Metric, float] = {}
     try:

@@ -1,7 +1,8 @@
 """Scrape the metrics of many fleets over kept connections.
 
-A fleet never waits for another one: each has at most a share of the requests in flight, a smaller one while its
-replicas hang, and at most a share of the time for its responses. See docs/decisions/047-scrapes-with-aiohttp.md.
+One fleet cannot hold up the others: each has a limited number of requests in flight, all fleets with recent timeouts
+together have at most half of all, and the time to parse the responses of a fleet is limited. See
+docs/decisions/047-scrapes-with-aiohttp.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fastgen_operator.pods import HTTP_PORT
 _LIMIT_BYTES: Final = 1 << 17
 # Share of the deadline that parsing all responses of a fleet may take of the event loop's time.
 _PARSING_SHARE: Final = 0.25
-# Share of the requests in flight for all fleets together in which a replica has timed out lately, and how long that is.
+# Share of all requests in flight that the fleets with a timeout within these seconds have together.
 _SLOW_SHARE: Final = 0.5
 _SLOW_SECONDS: Final = 60.0
 
@@ -92,7 +93,8 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
     async def scrape(self, name: str, targets: Collection[Target]) -> dict[Target, Scraped]:
         """Scrape the replicas of one fleet.
 
-        It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, once its requests have begun.
+        It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, not counting waits for the requests
+        of other fleets.
 
         Args:
             name: unique name of the fleet, by which earlier timeouts are remembered.
@@ -107,7 +109,7 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
         return dict(zip(targets, answers, strict=True))
 
     def _keeps(self, name: str, size: int) -> bool:
-        """Return whether the connections to a fleet of this size are kept, besides those to all others."""
+        """Record the size of a fleet; return whether all fleets together have at most `keep` replicas."""
         now = time.monotonic()
         self._slow = {fleet: until for fleet, until in self._slow.items() if until > now}
         self._sizes[name] = size, now

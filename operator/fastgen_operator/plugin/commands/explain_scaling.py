@@ -76,8 +76,8 @@ def explanation(replay: Replay, screen: Screen, now: datetime) -> list[str]:
     if not replay.is_equal:
         words, colour = (
             (
-                f"differs: the operator decided {decision.replicas}, this policy {replay.decision.replicas}; the steps "
-                f"above are of this policy, of fastgen {VERSION}: install the operator's version to see its own"
+                f"differs: the operator decided {decision.replicas}, this plugin {replay.decision.replicas}; the steps "
+                f"above are of this plugin, of fastgen {VERSION}: install the operator's version to see its own"
             ),
             "red",
         )
@@ -88,7 +88,8 @@ def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal
     """Return pod and version of the leading operator, and its decisions about a resource.
 
     Raises:
-        PluginError: no operator has decided on the resource, or the user lacks the rights.
+        PluginError: no operator runs there, answers or has decided on the resource, the user lacks the rights, or the
+            operator's version records other inputs.
     """
     pods = [pod for pod in cluster.pods_with(namespace, _SELECTOR) if pod.phase == "Running"]
     if not pods:

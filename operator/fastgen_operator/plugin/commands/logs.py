@@ -76,5 +76,5 @@ class _Reader:
 
 
 def _runs(pod: Pod, container: str) -> bool:
-    """Return whether the container runs or has run."""
+    """Return whether the container is running or terminated; False while it waits to restart."""
     return any(each.name == container and (each.is_running or each.is_terminated) for each in pod.containers)

@@ -1,7 +1,7 @@
 """The condition Available: whether all desired replicas of the current template are ready. Source: the pods.
 
 Replicas that the autoscaler added do not count while they wait for a node or start for the first time, if at least
-spec.autoscaling.minReplicas are ready.
+spec.autoscaling.minReplicas are ready, and no pod of an older template is.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MESSAGE_LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition without its type, and without the generation and time that `merge` adds."""
+    """A condition without the type, generation and time that `merge_conditions` adds."""
 
     status: Literal["True", "False", "Unknown"]
     reason: str

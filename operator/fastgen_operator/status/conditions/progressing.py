@@ -1,9 +1,10 @@
 """The condition Progressing: whether the children match the spec or are progressing towards it.
 
-Sources: the operator's own writes, then whether the Deployment's rollout is stopped, then the pods of the current
-template (with an Event or the last log line), then all pods. The first that applies is set. DeviceFailed and
-EngineHung stay until the pod that replaces the failed one is ready; after three crashes, a reason stays for ten
-minutes, even if the pod is ready in the meantime.
+Sources, of which the first that applies counts: the operator's own writes; whether the Deployment controller has
+observed the spec; whether the Deployment is paused; the pods of the current template, with their Events or last log
+lines; the pod that was replaced last, because its GPU or engine failed, until the new one is ready; the ended pods of
+the current template; the Deployment's conditions ReplicaFailure and Progressing; whether all pods have the current
+template. After three crashes, a reason stays for ten minutes, even if the pod is ready in the meantime.
 """
 
 from __future__ import annotations

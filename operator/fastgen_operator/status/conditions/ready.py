@@ -21,7 +21,7 @@ _OF_OTHER_PODS: Final = ("PodsFailed", "ReplicaFailure", "ProgressDeadlineExceed
 
 
 def ready(parts: Mapping[str, Condition]) -> Condition:
-    """Return the first part that is False, else the first that is Unknown, else the last one.
+    """Return, of the parts that count, the first that is False, else the first Unknown, else the last.
 
     Args:
         parts: the summarized conditions by type, in order of precedence.

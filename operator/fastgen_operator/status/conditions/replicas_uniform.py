@@ -1,7 +1,7 @@
 """The condition ReplicasUniform: whether all replicas are about equally fast.
 
-Source: the engines' step times and throughput. A straggler has less than half of the median capacity; it counts again
-from 60 %. After an operator restart, the previous condition is kept until a replica was measured.
+Source: the engines' step times and throughput. A replica becomes a straggler below half of the median capacity, and
+remains one below 60 %. After an operator restart, the previous condition is kept until a replica was measured.
 """
 
 from __future__ import annotations

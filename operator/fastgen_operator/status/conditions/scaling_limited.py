@@ -1,7 +1,8 @@
-"""The condition ScalingLimited: whether a bound or rate limit overrides the replicas that the load requires.
+"""The condition ScalingLimited: whether a limit overrides the replicas that the load requires.
 
-Source: the autoscaler's last decision. TooManyReplicas stays True until the load of a full scale-down window fits.
-After an operator restart, the previous condition is kept until the first decision.
+Limits are the bounds, the rate limits, and the node of a ReadWriteOnce volume. Source: the autoscaler's last decision.
+TooManyReplicas stays True until the load of a full scale-down window fits. After an operator restart, the previous
+condition is kept until the first decision.
 """
 
 from __future__ import annotations

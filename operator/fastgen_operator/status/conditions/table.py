@@ -21,7 +21,7 @@ from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMO
 
 _Table = Mapping[str, Callable[[Situation], Condition]]
 
-# Conditions that Ready summarizes, causes before their effects: Ready copies the first that is not True.
+# Conditions that Ready summarizes, causes before their effects: Ready copies the first that is False, else Unknown.
 SUMMARIZED: Final[_Table] = {
     MODEL_CACHED: model_cached,
     PODS_SCHEDULED: pods_scheduled,

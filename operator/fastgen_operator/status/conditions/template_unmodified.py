@@ -1,6 +1,6 @@
 """The condition TemplateUnmodified: whether only the operator sets fields of the pods' spec in the Deployment.
 
-Sources: its managedFields, and a comparison with what the operator applied. Absent unless there are others. The
+Sources: its managedFields, and a comparison with what the operator applied. Absent if only the operator sets them. The
 operator removes foreign fields that decide where the pods run or what the engine does, and leaves what admission
 rewrites.
 """
@@ -22,7 +22,7 @@ def template_unmodified(observed: Observed, rewritten: Sequence[str]) -> Conditi
     """Compute the condition TemplateUnmodified.
 
     Args:
-        rewritten: fields of the Deployment that admission changed or added.
+        rewritten: fields of the Deployment that admission changed, removed or added.
     """
     name = observed.key[1]
     found = () if observed.deployment is None else foreign_fields(observed.deployment.obj)

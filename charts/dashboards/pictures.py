@@ -43,7 +43,7 @@ _START_SECONDS: Final = 8
 # Seconds between scrapes, and between samples in the pictures. A busy machine answers late.
 _STEP: Final = 4
 _RATE_SECONDS: Final = 20
-# Clients from a second on.
+# Seconds from the start, and the number of clients from then on.
 _LOAD: Final = ((10, 1), (70, 12), (170, 1), (300, 0))
 _DOWNLOADED_AT, _EDITED_AT, _ENDS_AT = 50, 240, 300
 _AUTOSCALING: Final = {

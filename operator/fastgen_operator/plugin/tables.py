@@ -14,7 +14,7 @@ _COLOURS: Final = {
     "Ready": "green", "Starting": "cyan", "Draining": "cyan", "Straggler": "yellow", "Unschedulable": "yellow",
     "Failing": "red", "Lost": "red", "Ended": "dim",
 }  # fmt: skip
-# Of this condition, True is not good news.
+# Of this condition, True is a warning.
 _LIMIT: Final = "ScalingLimited"
 _LIMIT_COLOURS: Final = {"True": "yellow", "False": "green"}
 

@@ -35,7 +35,7 @@ from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
 
-# What another writer changed if it is not a field that it took over: another operator replaced, or deleted, the child.
+# What another writer changed if no field has another manager: another operator replaced the child, or it was deleted.
 _FINGERPRINT: Final = f"metadata.annotations[{APPLIED_ANNOTATION}]"
 _EVERYTHING: Final = "all"
 

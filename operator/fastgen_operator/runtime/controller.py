@@ -229,7 +229,7 @@ class Controller:
         return resource is not None and is_refused(resource)
 
     def _back_off(self, error: KubeError) -> None:
-        """Delay all reconciles while the API server is overloaded, not only that of the resource that learned it."""
+        """Delay all reconciles while the API server is overloaded, not only the one that failed."""
         if error.is_overload:
             self._not_before = max(self._not_before, self.clock() + error.retry_after)
 

@@ -70,7 +70,7 @@ class _Bounded(ThreadingMixIn, TCPServer):
             self._open[request] = None
             oldest = next(iter(self._open)) if len(self._open) > _MOST_CONNECTIONS else None
         if oldest is not None:
-            # Its thread, which waits for it, closes it.
+            # The thread that serves the connection then closes it.
             with suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
             with self._lock:

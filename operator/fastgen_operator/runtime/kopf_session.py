@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 # Lists at the same time. They have threads of their own: one that hangs must not keep a worker from a reconcile.
 THREADS: Final = 4
-# Seconds before a watch that fails again is opened, and the maximum; the pause doubles in between.
+# Seconds before a failed watch is opened again, and the maximum; the pause doubles in between.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-# Seconds that a watch lasts at least, unless it fails.
+# A watch that ends within this many seconds counts as failed.
 _SHORTEST: Final = 1.0
 # A watch that stays open for this many seconds works, even without an event: the API server may send none for minutes.
 _PROVEN: Final = 5.0
 # Lines are decoded in a thread from this size on, so that the event loop goes on.
 _LARGE: Final = 1 << 16
 _CHUNK: Final = 1 << 18
-# No object has so many bytes.
+# Maximum bytes of an event. No object has so many.
 _LONGEST_LINE: Final = 8 << 20
 _GONE: Final = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 _EXPIRED: Final = 410
@@ -63,7 +63,7 @@ class WatchError(Exception):
 
 @dataclass
 class Feed:
-    """What a session lists for, and where it reports failures.
+    """What a session lists and watches, and where it reports changes and failures.
 
     Attributes:
         kinds: the watched kinds.

@@ -159,7 +159,7 @@ class Leadership:
             if lease is not None and holder_of(lease) == self._identity:
                 self._lease.write(released(lease, datetime.now(UTC)))
         except KubeError as error:
-            # It expires.
+            # The Lease expires.
             logger.warning("releasing the lease: %s", error)
 
 

@@ -27,7 +27,7 @@ class Rates:
         computed, cached: prompt tokens computed, and taken from the prefix cache.
         decoded: generated tokens.
         ended, ended_prompt, ended_generated: requests that ended with at least one token, and their tokens (totals,
-            not rates; the first two are estimated from the share of cancelled prompt tokens).
+            not rates). Their number is estimated from the share of cancelled prompt tokens.
         backlogged: whether a backlog existed throughout the interval.
     """
 

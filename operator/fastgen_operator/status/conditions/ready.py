@@ -1,10 +1,9 @@
 """The condition Ready, the summary of the others, for `kubectl wait`.
 
-True: what was promised serves, that is all current replicas or, with autoscaling, minReplicas. Otherwise status, reason
-and message are those of the first condition in `table.SUMMARIZED` that is False, else of the first that is Unknown.
-While Available is True, these do not count, because they are only about replicas that the autoscaler added, or about
-pods that exist no more: PodsScheduled, and of Progressing the reasons PodsFailed, ReplicaFailure and
-ProgressDeadlineExceeded.
+Ready is True if the conditions in `table.SUMMARIZED` are. Otherwise its status, reason and message are those of the
+first of them that is False, else of the first that is Unknown. While Available is True, these do not count, because
+they are only about replicas that the autoscaler added, or about pods that exist no more: PodsScheduled, and of
+Progressing the reasons PodsFailed, ReplicaFailure and ProgressDeadlineExceeded.
 """
 
 from __future__ import annotations

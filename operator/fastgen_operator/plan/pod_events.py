@@ -81,7 +81,10 @@ def refusal_in_events(job: Job, events: Iterable[Object]) -> Failure | None:
 
 
 def _has_waited(created: str, at: datetime) -> bool:
-    """Return whether the object was created long enough ago, or, if the operator's clock is behind, in its future."""
+    """Return whether the object was created at least `PATIENCE` ago.
+
+    A time as far in the future counts, too: the operator's clock may be behind.
+    """
     return abs(at - datetime.fromisoformat(created)) >= PATIENCE
 
 

@@ -40,7 +40,7 @@ def pods_to_replace(situation: Situation) -> tuple[Pod, ...]:
     observed = situation.observed
     pods = (*observed.pods, *observed.fetch_pods)
     conditions = observed.resource.get("status", {}).get("conditions", ())
-    # PodsScheduled or ModelCached. ScalingLimited is True, and is kept by a restarted operator.
+    # PodsScheduled or ModelCached. ScalingLimited with this reason is True, and a restarted operator keeps it.
     waited = any((each["reason"], each["status"]) == (VOLUME_ON_ONE_NODE, "False") for each in conditions)
     if not waited or not situation.spec.runs_on_one_node or situation.volume_nodes(pods):
         return ()

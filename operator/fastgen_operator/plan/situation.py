@@ -78,7 +78,7 @@ class Situation:
 
     @cached_property
     def pods_without_room(self) -> int:
-        """How many pods do not fit on the node of the volume, even when terminating pods have left it."""
+        """How many pods do not fit on the node of the volume; 0 while a terminating pod may make room there."""
         is_full = self.volume_nodes(self.pods) and not any(pod.is_terminating and pod.node for pod in self.pods)
         return len(unschedulable_pods(self.pods)) if is_full else 0
 

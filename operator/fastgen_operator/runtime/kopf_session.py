@@ -155,7 +155,7 @@ class KopfSession:
             )
         except KubeError as error:
             await asyncio.sleep(error.retry_after)
-            # kopf retries after errors of the connection, and only after these.
+            # kopf retries after a connection error, and not after every other one.
             raise aiohttp.ClientConnectionError(str(error)) from error
         for key in changed:
             feed.wake(key)

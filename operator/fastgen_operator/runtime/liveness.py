@@ -70,7 +70,7 @@ class Progress:
 
 
 class Stalled(Exception):
-    """A loop has made no progress for too long; the message names it and the time."""
+    """A probe fails: a loop made no progress for too long, or nothing was listed yet; the message says it."""
 
 
 @dataclass(frozen=True, slots=True)

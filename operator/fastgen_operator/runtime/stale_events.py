@@ -31,7 +31,7 @@ class StaleEvents:
     _told: frozenset[Source] = frozenset()
 
     def record(self) -> None:
-        """Record Events for sources that failed at the last call and at this one, and for recovered ones.
+        """Record Events for sources that failed at the last call and at this, and for those that recovered.
 
         When the API server fails for a moment, all sources fail, which is not worth Events.
         """

@@ -32,7 +32,7 @@ def all_reasons() -> dict[str, dict[str, Reason]]:
 
 
 def remedy(kind: str, reason: str, status: str) -> str:
-    """Return what to do about a condition, as plain text; empty if nothing is wrong."""
+    """Return what to do about a condition, as plain text; empty if there is nothing to do."""
     known = all_reasons()
     tables = [known.get(kind, {}), *known.values()]
     found = (table[reason] for table in tables if reason in table)

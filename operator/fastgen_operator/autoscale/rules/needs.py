@@ -91,7 +91,7 @@ def failing_replicas(fleet: Fleet, replicas: int) -> int:
 
 
 def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
-    """Return the reason for replicas that are added only because others do not serve."""
+    """Return the reason for replicas that are added only because others fail or are slow."""
     parts = []
     if fleet.failing:
         parts.append(f"{counted(fleet.failing)} {'is' if fleet.failing == 1 else 'are'} failing or lost")

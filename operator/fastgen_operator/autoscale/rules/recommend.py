@@ -199,7 +199,7 @@ def _scale(
 
 
 def _reason(fleet: Fleet, needs: list[Need], state: State) -> Change:
-    """Return why replicas are added: because of a signal, or only because some do not serve."""
+    """Return why replicas are added: because of a signal, or only because some fail or are slow."""
     if max(need.up for need in needs) <= state.replicas:
         return explain_missing(fleet, state.speeds)
     return max(needs, key=lambda need: need.priority).change

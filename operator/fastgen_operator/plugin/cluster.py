@@ -6,7 +6,7 @@ import difflib
 import http.client
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,22 +51,6 @@ class Cluster:
     namespace: str
     server: ApiServer
 
-    def request(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Object | None = None
-    ) -> Any:
-        """Send a request and return the decoded response.
-
-        Raises:
-            KubeError: 404, 409 or 429, whose meaning depends on the request.
-            PluginError: any other error.
-        """
-        try:
-            return self.server.request(method, path, query, body, None if body is None else "application/json")
-        except KubeError as error:
-            if error.status in (404, 409, 429):
-                raise
-            raise self._failure(error) from error
-
     def resources(self, namespace: str | None) -> list[Object]:
         """Return the FastGenDeployments of a namespace, or of all if it is None."""
         try:
@@ -82,7 +66,7 @@ class Cluster:
     def resource(self, name: str) -> Object:
         """Return a FastGenDeployment of the namespace in use."""
         try:
-            found: Object = self.request("GET", FASTGEN.path(self.namespace, name))
+            found: Object = self._request("GET", FASTGEN.path(self.namespace, name), expected=(404,))
             return found
         except KubeError:
             raise PluginError(self._missing(name)) from None
@@ -93,7 +77,7 @@ class Cluster:
 
     def pods_with(self, namespace: str, selector: str) -> list[Pod]:
         """Return the pods with these labels, oldest first."""
-        items = self.request("GET", POD.path(namespace), [("labelSelector", selector)])["items"]
+        items = self._request("GET", POD.path(namespace), [("labelSelector", selector)])["items"]
         return sorted(map(Pod, items), key=lambda pod: (pod.created, pod.name))
 
     def evict(self, pod: Pod) -> None:
@@ -105,7 +89,7 @@ class Cluster:
         metadata = {"name": pod.name, "namespace": pod.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         try:
-            self.request("POST", POD.path(pod.namespace, pod.name, "eviction"), body=body)
+            self._request("POST", POD.path(pod.namespace, pod.name, "eviction"), body=body, expected=(404, 409, 429))
         except KubeError as error:
             raise PluginError(f"evicting pod {pod.name}: {error}") from None
 
@@ -153,6 +137,27 @@ class Cluster:
         made.sock = forward.socket(port)
         made.sock.settimeout(timeout)
         return made
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Object | None = None,
+        expected: Collection[int] = (),
+    ) -> Any:
+        """Send a request and return the decoded response.
+
+        Raises:
+            KubeError: a status in `expected`, whose meaning depends on the request.
+            PluginError: any other error.
+        """
+        try:
+            return self.server.request(method, path, query, body, None if body is None else "application/json")
+        except KubeError as error:
+            if error.status in expected:
+                raise
+            raise self._failure(error) from error
 
     def _missing(self, name: str) -> str:
         """Return an error that there is no such resource, with the names that may be meant."""

@@ -13,7 +13,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from engine.server.collector import Collector, attributes
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.config import ConfigError
+from fastgen.server.http.request_context import Outcome
 from fastgen.server.http.tracing import Tracer, is_configured
+from fastgen.text.request_output import Usage
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -74,6 +76,42 @@ def test_a_generation_is_a_child_span_of_its_caller(traced: Traced) -> None:
         assert span.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano
         assert child.end_time_unix_nano <= span.end_time_unix_nano
     assert traced.collector.service_names == {"chat-in-test"}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "operation"),
+    [("/v1/completions", "prompt", "text_completion"), ("/v1/responses", "input", "chat")],
+)
+def test_each_endpoint_names_its_operation(path: str, field: str, operation: str, traced: Traced) -> None:
+    request_id = f"traced-{operation}"
+    traced.server.request("POST", path, json={field: "a"}, headers={"X-Request-Id": request_id})
+    span, children = span_of(traced, request_id)
+    assert (span.name, attributes(span.attributes)["gen_ai.operation.name"]) == (f"POST {path}", operation)
+    assert [child.name for child in children] == ["queue", "prefill", "decode"]
+
+
+@pytest.mark.parametrize(
+    ("queued", "first_token", "phases"),
+    [
+        (1.0, 2.0, [("queue", 100, 101), ("prefill", 101, 102), ("decode", 102, 105)]),
+        (1.0, None, [("queue", 100, 101), ("prefill", 101, 105)]),
+        (None, None, [("queue", 100, 105)]),
+    ],
+    ids=["generated", "aborted in its prefill", "never scheduled"],
+)
+def test_a_request_ends_in_the_phase_that_it_has_reached(
+    queued: float | None, first_token: float | None, phases: list[tuple[str, float, float]]
+) -> None:
+    outcome = Outcome(
+        response_id="cmpl-1",
+        usage=Usage(1, 1),
+        finish_reasons=("none",),
+        arrival=100.0,
+        queue_seconds=queued,
+        first_token_seconds=first_token,
+        total_seconds=5.0,
+    )
+    assert outcome.phases() == phases
 
 
 def test_a_rejected_request_is_a_span_in_its_own_trace(traced: Traced) -> None:

@@ -43,14 +43,10 @@ class Outcome:
     total_seconds: float
 
     def phases(self) -> list[tuple[str, float, float]]:
-        """Return the phases with their start and end, in seconds of the monotonic clock."""
-        times = (self.queue_seconds, self.first_token_seconds, self.total_seconds)
-        phases, start = [], 0.0
-        for name, end in zip(("queue", "prefill", "decode"), times, strict=True):
-            if end is not None:
-                phases.append((name, self.arrival + start, self.arrival + end))
-                start = end
-        return phases
+        """Return the phases that the request reached, with their start and end in seconds of the monotonic clock."""
+        reached = [end for end in (self.queue_seconds, self.first_token_seconds) if end is not None]
+        ends = [self.arrival + end for end in (*reached, self.total_seconds)]
+        return list(zip(("queue", "prefill", "decode"), (self.arrival, *ends), ends, strict=False))
 
 
 @dataclass(slots=True)

@@ -21,7 +21,12 @@ from fastgen.server.http.request_context import Outcome, RequestContext, current
 from fastgen.version import VERSION
 
 _ENVIRONMENT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/embeddings": "embeddings",
+}
 
 
 def is_configured(endpoint: str | None, environment: Mapping[str, str]) -> bool:

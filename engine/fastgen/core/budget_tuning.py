@@ -51,7 +51,10 @@ class TunedBudget:
 
 
 def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
-    """Return the points by size, with noise removed: it only adds time, and fewer tokens never take longer."""
+    """Return the points by ascending size, one for each, with noise removed.
+
+    Noise only adds time: of several points of a size the fastest counts, and fewer tokens never take longer than more.
+    """
     curve: list[StepTime] = []
     for point in sorted(points, key=lambda p: (-p.tokens, p.seconds)):
         if curve and curve[-1].tokens == point.tokens:
@@ -63,11 +66,11 @@ def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
 
 
 def tune_budget(points: Sequence[StepTime], *, target_seconds: float | None, minimum: int, maximum: int) -> TunedBudget:
-    """Return the smallest token budget that reaches 95 % of peak throughput within the limits.
+    """Return the smallest token budget with 95 % of peak throughput, or what the limits allow.
 
     Args:
         points: measured steps of several sizes, in any order.
-        target_seconds: upper bound for the time of a step, or None.
+        target_seconds: longest time of a step; None for no limit.
         minimum, maximum: limits of the budget. The minimum overrides the target: every decoding sequence takes one
             token of each step.
     """
@@ -89,12 +92,18 @@ def tune_budget(points: Sequence[StepTime], *, target_seconds: float | None, min
 
 
 def _budgets(most_tokens: int) -> list[int]:
-    """Return the budgets to choose from: multiples of 16 up to 256 and of 64 above, the last at least `most_tokens`."""
+    """Return the budgets to choose from, ascending; the last is at least `most_tokens`.
+
+    They are multiples of 16 up to 256, and of 64 above.
+    """
     return [*range(16, 256, 16), *range(256, most_tokens + 64, 64)]
 
 
 def _seconds(tokens: int, curve: Sequence[StepTime]) -> float:
-    """Interpolate the curve linearly. It is extrapolated beyond its last point and constant before its first."""
+    """Return the time of a step of `tokens` tokens, interpolated linearly.
+
+    The curve is extrapolated beyond its last point and constant before its first.
+    """
     if len(curve) == 1 or tokens <= curve[0].tokens:
         return curve[0].seconds
     left, right = next((pair for pair in pairwise(curve) if tokens <= pair[1].tokens), (curve[-2], curve[-1]))

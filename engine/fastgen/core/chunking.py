@@ -35,7 +35,7 @@ class StepLoad:
 
     Attributes:
         decodes: sequences that decode in it.
-        kv_tokens: tokens of these sequences.
+        kv_tokens: tokens of these sequences whose KV is in the cache.
         backlog: prompt tokens that could be computed in this step or the next ones, at least 1.
     """
 
@@ -63,13 +63,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FixedTarget(Target):
-    """A configured target: steps take at most `seconds`, whatever the backlog."""
+    """A configured target: steps take at most `seconds`, whatever the backlog.
+
+    `MIN_PROMPT_TOKENS` are allowed even if the target cannot be met.
+    """
 
     seconds: float
     times: StepTimes
 
     def prompt_tokens(self, load: StepLoad) -> int:
-        """Return how many prompt tokens fit into the target besides the decodes."""
+        """Return how many prompt tokens fit besides the decodes, at least `MIN_PROMPT_TOKENS`."""
         return max(MIN_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
 
 
@@ -87,7 +90,10 @@ class AutomaticTarget(Target):
         self._average = 0.0  # prompt tokens per step
 
     def prompt_tokens(self, load: StepLoad) -> int:
-        """Return the largest of an efficient step, recent demand, and a share of the backlog."""
+        """Return the most prompt tokens of an efficient step; more to keep up with demand or the backlog.
+
+        They are at least `MIN_PROMPT_TOKENS`.
+        """
         fixed = self._times.seconds(0, load.kv_tokens)
         efficient = self._times.tokens_within(FIXED_COST_MULTIPLE * fixed, load.kv_tokens) - load.decodes
         demand = int(DEMAND_MULTIPLE * self._average)
@@ -111,7 +117,12 @@ class Chunker:
     target: Target
 
     def prompt_tokens(self, room: int, load: StepLoad) -> int:
-        """Return the prompt tokens of the next step; `room`, at least 1, is the token budget left by the decodes."""
+        """Return the most prompt tokens for the next step.
+
+        Args:
+            room: token budget left by the decodes, at least 1.
+            load: the work available for the step.
+        """
         bound = self.target.prompt_tokens(load) if load.decodes else room
         if bound < min(room, load.backlog):
             room = min(room, whole_tiles(load.decodes, bound, self.target.excess))
@@ -136,16 +147,16 @@ def target_of(setting: int | str, times: StepTimes) -> Target:
 
 
 def whole_tiles(decodes: int, prompt_tokens: int, excess: int) -> int:
-    """Return the most prompt tokens, up to `prompt_tokens + excess`, with which a step fills whole tiles of rows.
+    """Return the most prompt tokens with which a step fills whole tiles of rows.
 
-    If they are fewer than `MIN_PROMPT_TOKENS`, return `prompt_tokens`.
+    They are at most `prompt_tokens + excess`. If they are fewer than `MIN_PROMPT_TOKENS`, return `prompt_tokens`.
     """
     whole = (decodes + prompt_tokens + excess) // ROW_MULTIPLE * ROW_MULTIPLE - decodes
     return whole if whole >= MIN_PROMPT_TOKENS else prompt_tokens
 
 
 def even_share(backlog: int, room: int) -> int:
-    """Return the tokens per step if `backlog` is spread evenly over the fewest steps of at most `room` tokens."""
+    """Return the step size that spreads `backlog` evenly over the fewest steps of at most `room` tokens."""
     steps = -(-backlog // room)
     return -(-backlog // steps)
 
@@ -153,8 +164,9 @@ def even_share(backlog: int, room: int) -> int:
 class StepLimit:
     """Limit of a step's tokens, lowered when steps run out of memory.
 
-    It halves when a step runs out of memory and doubles after a while, between one token and the token budget. A step
-    of n tokens is retried at most log2(n) times: the last retry has one token, of one sequence.
+    When a step runs out of memory, the limit becomes half of that step's tokens, at least one. It doubles after
+    `STEPS_PER_GROWTH` steps with enough memory, up to the token budget. A step of n tokens is retried at most log2(n)
+    times: the last retry has one token, of one sequence.
 
     Attributes:
         tokens: most tokens of a step now, and most sequences in it.

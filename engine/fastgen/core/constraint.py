@@ -1,4 +1,4 @@
-"""What the scheduler asks of the grammar that a sequence has to match."""
+"""Interface of the grammar that a sequence must match, as the engine and the scheduler use it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from fastgen.core.request import FinishReason
 
 
 class Constraint(Protocol):
-    """State of one sequence in its grammar: see `fastgen.text.grammars`. Preempting the sequence does not change it."""
+    """State of one sequence in its grammar; see `fastgen.text.grammars`.
+
+    Preempting the sequence does not change it.
+    """
 
     @property
     def end(self) -> FinishReason | None:
         """Why the generation is over, or None while it continues.
 
-        `stop` when a token completed the match, `grammar` if it cannot be followed. A completed match overrides
-        min_tokens and ignore_eos, because no token could follow.
+        `stop` when an end token completed the match, `grammar` if the grammar could not be followed to its end. A
+        completed match overrides min_tokens and ignore_eos, because no token could follow.
         """
 
     @property
     def is_pending(self) -> bool:
-        """Whether its next mask is being computed. Until then, its sequence waits."""
+        """Whether its next mask is being computed. Meanwhile its sequence waits."""
 
     def fill_mask(self, mask: memoryview) -> None:
         """Write the allowed next tokens: bit i % 32 of word i // 32 of `mask` is set if token i is allowed.

@@ -31,10 +31,10 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the maximum model length
-    ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
+    ABORT = "abort"  # cancelled by the client, still running at the end of a drain, or rejected by the engine
     DEADLINE = "deadline"  # its own deadline passed
     OUT_OF_MEMORY = "out_of_memory"  # the device lacked the memory to compute it, even alone; clients get an error
-    GRAMMAR = "grammar"  # its grammar takes too much work or memory to follow; clients get an error
+    GRAMMAR = "grammar"  # its grammar is invalid, or could not be followed to its end; clients get an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +73,10 @@ class SamplingParams:
             negative ones (Keskar et al., 2019); 1 is off.
         presence_penalty: subtracted from the logit of every token that was generated.
         frequency_penalty: subtracted from a token's logit for each time it was generated.
-        logit_bias: (token, value to add to its logit) pairs, from -100 to 100.
+        logit_bias: (token, value to add to its logit) pairs; values from -100 to 100.
         seed: the same seed gives the same tokens, whatever else is in the batch; None picks a random one.
         stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
-        bad_words: token sequences that are never generated in full.
+        bad_words: token sequences that are not generated in full, unless the grammar leaves no other token.
         ignore_eos: continue after the model's end-of-sequence tokens.
         logprobs: report the log-probability of each generated token and of this many most likely alternatives; None
             reports none. Log-probabilities are the model's own, before temperature, penalties and filters.
@@ -84,7 +84,7 @@ class SamplingParams:
         grammar: the grammar that the generation must match.
 
     Raises:
-        RequestError: if a value is out of range.
+        RequestError: if a value is out of range, or `min_tokens` exceeds `max_tokens`.
     """
 
     max_tokens: int = 16
@@ -173,7 +173,8 @@ class Request:
 
     Attributes:
         id: unique among unfinished requests.
-        pooling: how to pool the prompt instead of generating; None to generate. With it, `sampling` has no effect.
+        pooling: how to pool the prompt instead of generating; None to generate. Leave `sampling` at its default
+            then: nothing is sampled.
         priority: lower is served first; equal priorities are served by arrival.
         deadline_seconds: seconds after arrival at which the request ends, finished or not; None for no deadline.
         cache_salt: requests share cached prefixes only if their salts are equal, so that a tenant cannot probe the

@@ -1,4 +1,4 @@
-"""The queue of sequences that hold no KV blocks, and the deadlines of all unfinished sequences."""
+"""The queue of sequences that hold no cache blocks, and the deadlines of all unfinished sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def by_rank(sequence: Sequence) -> Rank:
 
 
 def _by_length(sequence: Sequence) -> tuple[int, int, int]:
-    """Return the sort key by priority, pending tokens and arrival, which is constant while a sequence waits."""
+    """Return the sort key: priority, pending tokens, arrival. It is constant while a sequence waits."""
     return (sequence.priority, sequence.num_pending_tokens, sequence.ordinal)
 
 
@@ -32,7 +32,7 @@ class RequestQueue:
     Attributes:
         sequences: highest priority first.
         num_swapped: sequences with host blocks.
-        num_prompt_tokens: prompt tokens not yet computed.
+        num_prompt_tokens: tokens to compute of prompts, and of preempted sequences that are recomputed.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class RequestQueue:
         return len(self.sequences)
 
     def shortest(self, priority: int) -> Sequence | None:
-        """Return the sequence with the fewest pending tokens, if the first sequences have this priority."""
+        """Return the sequence with the fewest pending tokens; None if `priority` is not the first one queued."""
         return self._by_length[0] if self._by_length and self._by_length[0].priority == priority else None
 
     def oldest_arrival(self) -> float:

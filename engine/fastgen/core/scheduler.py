@@ -27,8 +27,8 @@ class Scheduler:
     """Owns all unfinished sequences and the block pool.
 
     Running sequences hold cache blocks; waiting ones hold none. Sequences are ranked by priority, then by arrival:
-    - A sequence that needs a block when none is free preempts a lower-ranked one, or itself. No sequence is
-      admitted in that step.
+    - A decoding sequence that needs a block when none is free preempts the lowest-ranked one, possibly itself. So does
+      the highest-ranked sequence while it is mid-prefill. No sequence is admitted in that step.
     - Prompts share the token budget that the decodes leave, see `StepPlanner`.
 
     So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
@@ -64,7 +64,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._ended: list[Sequence] = []  # ended, but computed by a step in flight
         self._in_flight: deque[StepPlan] = deque()
-        # Blocks of no sequence that steps in flight may still read, by the last of these steps.
+        # Blocks that no sequence holds but steps in flight may still read, by the last of these steps.
         self._replaced: dict[StepPlan, list[int]] = {}
         self._waiting = RequestQueue()
         self._held: dict[int, Sequence] = {}  # by ordinal
@@ -81,7 +81,10 @@ class Scheduler:
         end_tokens: frozenset[int],
         times: StepTimes,
     ) -> Scheduler:
-        """Return the scheduler for the settings; `seconds_per_block` is the time to copy a block to or from `host`."""
+        """Return the scheduler for the settings.
+
+        `seconds_per_block` is the time to copy a block to or from `host`; 0 if unknown.
+        """
         return cls(
             pool,
             token_budget=config.most_tokens,
@@ -104,7 +107,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any unfinished sequence can be scheduled, now or later."""
+        """Whether any sequence is running or waiting. Held ones do not count."""
         return bool(self._running or self._waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -123,11 +126,11 @@ class Scheduler:
         self._deadlines.add(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Queue a held sequence, where its arrival ranks it."""
+        """Queue a held sequence. It is ranked by its arrival, not by its release."""
         self._waiting.push(self._held.pop(sequence.ordinal))
 
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a sequence, running or waiting, and free its blocks when no step in flight writes them."""
+        """End a held, waiting or running sequence; its blocks are freed when no step in flight computes it."""
         self._end(sequence, reason)
 
     def end_overdue(self, now: float) -> list[Sequence]:
@@ -143,8 +146,8 @@ class Scheduler:
         Blocks are allocated for the tokens of this step only, never for what a request may need later.
 
         Returns:
-            None if the results of the steps in flight are needed first: for blocks, or because no sequence has another
-            token to compute. Also None if all that could be computed waits for the mask of its grammar.
+            The plan. None if the results of the steps in flight are needed first: for blocks, or because no sequence
+            has another token to compute. Also None if there is no work, or all of it waits for masks of grammars.
         """
         planner = StepPlanner(
             self._running,
@@ -236,7 +239,9 @@ class Scheduler:
                 self._waiting.push(sequence)
 
     def reduce_steps(self, plan: StepPlan) -> Sequence | None:
-        """Make the next steps smaller, because one with this plan ran out of memory. Call it after `roll_back`.
+        """Make the next steps smaller, because one with this plan ran out of memory.
+
+        Call it after `roll_back`.
 
         Returns:
             The sequence that ended for lack of memory, if the step had only one token.
@@ -316,7 +321,10 @@ class Scheduler:
             self._waiting.push(sequence)
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
-        """Add full blocks to the prefix cache. Keep the blocks that it replaces while steps in flight read them."""
+        """Add full blocks to the prefix cache.
+
+        The sequence's own blocks that equal cached ones replace are kept while steps in flight may read them.
+        """
         replaced = self._kv_cache.publish(sequence, num_computed)
         if self._in_flight:
             self._replaced.setdefault(self._in_flight[-1], []).extend(replaced)

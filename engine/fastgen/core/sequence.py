@@ -2,8 +2,7 @@
 
 There are no phases. `tokens` holds the prompt and the generated tokens; the KV of the first `num_computed_tokens` is in
 the cache, or will be when the steps in flight have run; the next step computes some of the rest. A sequence whose only
-pending token is the one sampled last is decoding. With more pending tokens it is prefilling, whether it is new or was
-preempted.
+pending token is the one sampled last is decoding. Otherwise it is prefilling, whether it is new or was preempted.
 
 A step that samples appends `UNKNOWN` when it is scheduled, and its result replaces that token. So the next step can be
 scheduled while it still runs.
@@ -133,7 +132,10 @@ class Sequence:
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
 
     def advance(self, num_tokens: int) -> None:
-        """Record that a step computes `num_tokens` more tokens, and samples one if that leaves none pending."""
+        """Record that a step computes `num_tokens` more tokens.
+
+        It also samples one if that leaves none pending, unless the sequence is pooled.
+        """
         assert 1 <= num_tokens <= self.num_pending_tokens
         self.num_computed_tokens += num_tokens
         self.num_in_flight += 1
@@ -171,7 +173,10 @@ class Sequence:
         self.num_computed_tokens = start
 
     def settle_pooled(self, computed: int) -> bool:
-        """Record that the first `computed` tokens of a pooled sequence are computed; return whether that ends it."""
+        """Record that the first `computed` tokens of a pooled sequence are computed.
+
+        Return whether that ends it.
+        """
         if computed == len(self.tokens):
             self.finish_reason = FinishReason.STOP
         return self.finish_reason is not None

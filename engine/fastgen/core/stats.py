@@ -20,14 +20,15 @@ class SchedulerStats:
 
     Attributes:
         num_running: sequences that hold KV blocks.
-        num_waiting: queued sequences without KV, including preempted ones that will be recomputed.
+        num_waiting: queued sequences without KV, including preempted ones that will be recomputed, and sequences whose
+            grammar is being compiled.
         num_swapped: queued sequences whose KV is in the host buffer.
         kv_tokens: tokens of running sequences whose KV is in the cache. A token shared by several sequences counts
             once for each.
         kv_blocks_used: blocks held by sequences.
         backlog_prompt_tokens: prompt tokens not yet computed, of queued and mid-prefill sequences. Tokens to recompute
             count. Unbounded: it grows while load exceeds capacity.
-        oldest_waiting_seconds: age of the oldest queued sequence, swapped ones included.
+        oldest_waiting_seconds: age of the oldest sequence that is waiting or swapped; 0 if there is none.
     """
 
     num_running: int = 0
@@ -41,17 +42,18 @@ class SchedulerStats:
 
 @dataclass(slots=True, kw_only=True)
 class StepStats:
-    """Counters of one step. All fields are 0 or None in a report without a step.
+    """Counters of one step. All fields are 0, empty or None in a report without a step.
 
     Attributes:
         step_seconds: duration, set when the step is done.
         queue_seconds: for each request scheduled for the first time, how long it was queued.
         preemptions: sequences that lost their blocks to this step. `swapped_out` of them moved to the host buffer; the
             others will be recomputed.
-        out_of_memory: 1 if the step ran out of memory. It did nothing, and its sequences are scheduled again.
-        prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time that may use the prefix
-            cache. `prefix_cache_hit_tokens` of them were found there.
-        eager_reason: why the step was not replayed from a CUDA graph, set when it is done; None if it was.
+        out_of_memory: 1 if the step ran out of memory. It has no results then: its tokens are scheduled again, or its
+            only request ends. Of the other fields only `preemptions` is set.
+        prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time, if prefix caching is on.
+            `prefix_cache_hit_tokens` of them were found in the cache.
+        eager_reason: why the step was not replayed from a CUDA graph, set when it is done; None if it was replayed.
     """
 
     step_seconds: float = 0.0
@@ -85,11 +87,13 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """What one step computed for which request, and the queue and KV blocks after it. Built only while watched.
+    """What one step computed for each request, and the queue and KV blocks after it.
+
+    Built only while a client watches the steps.
 
     Attributes:
         decodes: ids of the requests with one decode token in the step.
-        prompts: (id, prompt tokens in the step).
+        prompts: (id, tokens in the step) of the other ones: prompt tokens, and tokens that are recomputed.
         queue: (id, tokens to compute) of the first queued requests, in scheduling order.
         blocks: (id, KV blocks held) of running requests. A block shared by several counts once for each.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Why a step was not replayed from a CUDA graph: there are no graphs, or it has more tokens, prompt logprobs or pooled
-# tokens than the largest graph.
+# Why a step was not replayed from a CUDA graph: there are no graphs, it has more tokens than the largest graph, or more
+# prompt logprobs or pooled tokens than the graph of its number of tokens has room for.
 EagerReason = Literal["off", "tokens", "prompt_logprobs", "pooling"]
 
 
@@ -34,10 +34,11 @@ class StepOutput:
         logprobs: of some of them, where requested, by index in `token_ids`.
         prompt_logprobs: by chunk index, for chunks of requests with `prompt_logprobs`: one entry for each token of the
             chunk that is followed by a prompt token, about that next token. For the last chunk of a request that is
-            pooled by "logprobs": one entry for each of its tokens.
-        pooled: by chunk index, for chunks of requests that are pooled by "last" or "mean": the sum of their hidden
-            states [hidden], a float32 array.
-        eager_reason: why the step was not replayed from a CUDA graph; None if it was.
+            pooled by "logprobs": one entry for each of `Pooling.token_ids`.
+        pooled: by chunk index, a float32 array [hidden]. For chunks of requests that are pooled by "mean": the sum of
+            the hidden states of their tokens. For the last chunk of a request that is pooled by "last": the hidden
+            state of its last token.
+        eager_reason: why the step was not replayed from a CUDA graph; None if it was replayed.
     """
 
     token_ids: list[int]

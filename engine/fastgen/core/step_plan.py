@@ -11,7 +11,7 @@ from fastgen.core.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`, at positions from `start`.
+    """One sequence's tokens in a step: `sequence.tokens[start : start + num_tokens]`.
 
     Immutable by convention.
 
@@ -52,7 +52,8 @@ class StepPlan:
         preempted: sequences that lost their blocks. Swapped ones hold host blocks, the others will be recomputed.
         swap_out: (cache block, host block) pairs to copy to the host first, so that the step may overwrite the block.
         swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
-        keys: for each prompt, the key of the first block that this step computes: the prefix cache will have it.
+        keys: for each prompt that shares blocks and fills one in this step, the key of the first one that it fills. The
+            prefix cache has that block once the step is settled.
     """
 
     __slots__ = ("ends", "keys", "num_continued", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")

@@ -1,7 +1,7 @@
-"""Decides which tokens the next step computes: decodes first, then the prompts. See docs/decisions/022.
+"""Decides which tokens the next step computes: decodes first, then the prompts.
 
 DeepSpeed-FastGen (Holmes et al., 2024), section 3: the latency of a step depends on its number of tokens, and hardly on
-how they are grouped into sequences. So decodes and prompt chunks draw on one budget.
+how they are grouped into sequences. So decodes and prompt chunks draw on one budget. See docs/decisions/022.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class StepPlanner:
         self._swap_in: list[tuple[int, int]] = []
 
     def may_preempt(self) -> bool:
-        """Return whether the step may need more blocks than there are."""
+        """Return whether the step may need more blocks than are free."""
         free, block_size = self._pool.num_free, self._pool.block_size
         if free > len(self._running):
             return False
@@ -87,7 +87,10 @@ class StepPlanner:
         return self._build()
 
     def _add_decodes(self) -> list[Sequence]:
-        """Add all sequences with one pending token; return the other running ones by rank."""
+        """Add the running sequences with one pending token; return those with more, by rank.
+
+        Left out are those beyond the token budget, those that wait for a mask, and those without a block.
+        """
         pool, block_size = self._pool, self._pool.block_size
         continued, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
@@ -203,9 +206,9 @@ class StepPlanner:
             most: tokens to compute in this step.
 
         Returns:
-            False if it must wait, and nothing has changed: for token budget, for another sequence to end, for blocks,
-            or for a block that another sequence computes in this step. That block is cached in the next step, so
-            sharing it delays the sequence by at most one step per block saved. No other is admitted in this step then.
+            False if it must wait: for token budget, for another sequence to end, for blocks, or for a block that
+            another sequence computes in this step or in one in flight. That block is cached once the step is settled,
+            so sharing it costs the sequence about one step per block saved. No other is admitted in this step then.
         """
         self._admits = False
         if not self._tokens_left or len(self._running) >= self._max_sequences or not self._pool.num_free:
@@ -251,7 +254,10 @@ class StepPlanner:
         return key is not None and (key in self._keys or any(key in plan.keys for plan in self._in_flight))
 
     def _add_chunk(self, sequence: Sequence, most: int) -> bool:
-        """Add at most `most` further tokens of a prompt, as budget and blocks allow. Return False if that is none."""
+        """Add at most `most` further tokens of a prompt, as budget and blocks allow.
+
+        Return False if that is none.
+        """
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
         capacity = self._pool.token_capacity(sequence.block_table, start + before)
         added = min(self._num_left(sequence), most, self._tokens_left, capacity)

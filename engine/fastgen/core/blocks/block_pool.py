@@ -2,7 +2,7 @@
 
 PagedAttention (Kwon et al., 2023): the KV of a sequence lies in fixed-size blocks anywhere in the cache, listed in
 order by its block table. Nothing is reserved ahead of need, so only the unused slots of the last block are wasted. Full
-blocks are never written again, so sequences with the same prefix share them.
+blocks are never written again, so sequences with the same prefix can share them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class BlockPool:
         return sum(ref_counts[block] > 1 for block in table)
 
     def extend(self, table: list[int], num_tokens: int) -> None:
-        """Append blocks to `table` until it holds `num_tokens` tokens; the caller has checked that there are enough.
+        """Append blocks to `table` until it has room for `num_tokens` tokens.
 
-        Takes free blocks first, then evicts the least recently used ones of the prefix cache.
+        The caller has checked that there are enough. Takes free blocks first, then evicts the least recently used ones
+        of the prefix cache.
         """
         missing = self.blocks_for(num_tokens) - len(table)
         assert missing <= self.num_free, f"{missing} blocks needed, {self.num_free} free"
@@ -71,7 +72,10 @@ class BlockPool:
         return (table[index - 1] if index else salt, tuple(tokens[start : start + self.block_size]))
 
     def match(self, tokens: list[int], salt: str, num_blocks: int) -> list[int]:
-        """Return the cached blocks of the longest prefix of `tokens`, at most `num_blocks`, and reference them."""
+        """Return the cached blocks of the longest prefix of `tokens`, with a reference to each.
+
+        They are at most `num_blocks`.
+        """
         table: list[int] = []
         for index in range(num_blocks):
             block = self._prefix_cache.find(self.key(table, tokens, salt, index))

@@ -31,7 +31,7 @@ class KVCacheManager:
         return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
 
     def next_key(self, sequence: Sequence, table: list[int]) -> BlockKey | None:
-        """Return the key of the block after the cached ones of `table`, or None if that block cannot be shared."""
+        """Return the key of the block after those of `table`, or None if that block cannot be shared."""
         if sequence.cache_salt is None or len(table) >= self._num_cacheable(sequence):
             return None
         return self.pool.key(table, sequence.tokens, sequence.cache_salt, len(table))
@@ -46,7 +46,7 @@ class KVCacheManager:
         sequence.num_published_blocks = len(table)
 
     def swap_in(self, sequence: Sequence, table: list[int]) -> Copies:
-        """Start a swapped sequence with the cached blocks of `table`; return its other blocks, to copy back."""
+        """Start a swapped sequence with the cached blocks of `table`; return the copies of its other blocks."""
         num_cached = len(table)
         self.pool.extend(table, sequence.num_computed_tokens)
         copies = list(zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True))
@@ -56,7 +56,7 @@ class KVCacheManager:
         return copies
 
     def preempt(self, victim: Sequence) -> Copies:
-        """Free the blocks of a running sequence; return them if they are to be copied to the host, not recomputed."""
+        """Free the cache blocks of a running sequence; return their copies to the host, if it is swapped out."""
         copies: Copies = []
         num_shared = self.pool.num_shared(victim.block_table)
         if self._preemption.should_swap(victim, num_shared, self.pool.block_size, self._host):
@@ -98,7 +98,7 @@ class KVCacheManager:
         sequence.num_computed_tokens = 0
 
     def free(self, sequence: Sequence) -> None:
-        """Free all blocks of a finished sequence, in the cache and on the host."""
+        """Free all blocks of a sequence, in the cache and on the host."""
         self._release_blocks(sequence)
         self._host.release(sequence.host_blocks)
 

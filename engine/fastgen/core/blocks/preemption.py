@@ -1,6 +1,7 @@
-"""Preemption: which sequence loses its blocks, and whether its KV is recomputed or swapped to the host and back.
+"""Preemption: which sequence loses its blocks, and whether its KV is recomputed or swapped.
 
-PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is cheaper depends on the model and the machine.
+Swapping copies it to the host and back. PagedAttention (Kwon et al., 2023), section 4.5, describes both. Which is
+cheaper depends on the model and the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class Preemption:
     """Decides for each preempted sequence between recomputation and swapping.
 
     Attributes:
-        mode: "recompute", "swap" (while the host buffer has room), or "auto" for the cheaper of the two.
+        mode: "recompute", "swap", or "auto" for the cheaper of the two. A sequence is not swapped if the host
+            buffer lacks room for it, or if other sequences keep all its blocks in the cache.
         times: predicts how long recomputation takes.
         seconds_per_block: time to copy a block one way; 0 if unknown.
     """

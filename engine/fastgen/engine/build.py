@@ -48,8 +48,8 @@ def build_engine(
     Args:
         source: the model to load.
         config: the settings to serve it with.
-        load_tokenizer: called for the first grammar. It must not refer to the engine: a reference cycle would keep
-            weights and KV cache alive after the engine is dropped.
+        load_tokenizer: called at most once, in a thread, when grammars are prepared or first used. It must not refer to
+            the engine: a reference cycle would keep weights and KV cache alive after the engine is dropped.
         on_progress: called with a stage and its completed fraction, 0 to 1.
 
     Raises:

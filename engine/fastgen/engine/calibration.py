@@ -22,7 +22,7 @@ from fastgen.runner.interface import Runner
 
 log = logging.getLogger("fastgen.engine.calibration")
 
-# Sequences that decode in every measured step, as in a step under load.
+# Sequences that decode in every measured step, as in a step under load; fewer if they do not fit in half of the cache.
 _NUM_DECODES = 4
 # Tokens in the context of each: enough to measure the cost of reading KV.
 _CONTEXT = 256
@@ -43,7 +43,7 @@ class Calibration:
     """Measured step times.
 
     Attributes:
-        curve: one point per step size, all over the same amount of KV.
+        curve: one point per step size, all with the same contexts of the decoding sequences.
         contexts: steps of one size over little and over much KV.
     """
 
@@ -72,7 +72,8 @@ def calibrate(
     """Measure step times if the token budget is `auto`. Call it before the first request.
 
     Returns:
-        The settings with the token budget found, and the measured step times.
+        The settings with the token budget found, and the measured step times; the unchanged settings and no times if
+        the token budget is a number.
     """
     started = clock()
     if config.budget != "auto":
@@ -123,14 +124,14 @@ def measure(
     """Measure steps of these sizes, in ascending order.
 
     The fastest time of each size is kept, because noise only adds time. Sizes that do not fit in the KV cache are
-    skipped.
+    skipped. If none fits, the largest step that does is measured.
 
     Args:
         runner: runs the steps; nothing else may use it meanwhile.
         sizes: tokens of each step, ascending.
         seconds: rounds are repeated until this time has passed, at most five in all.
         patience: larger sizes are skipped after this many in a row without more throughput.
-        context: tokens in the context of each of the four sequences that decode in every step.
+        context: tokens in the context of each of the sequences that decode in every step, at most four.
         on_progress: called with the completed fraction, 0 to 1.
         clock: in seconds.
     """
@@ -202,7 +203,7 @@ class _Bench:
                 chunk.sequence.num_computed_tokens += chunk.num_tokens
 
     def time(self, size: int) -> StepTime:
-        """Run one step of `size` tokens: the decodes and prompt chunks."""
+        """Time one step of `size` tokens: the decodes and prompt chunks."""
         chunks = [Chunk(sequence, self._context, 1) for sequence in self._decoders[:size]]
         for done in range(len(chunks), size, self._longest_chunk):
             num_tokens = min(size - done, self._longest_chunk)
@@ -216,7 +217,7 @@ class _Bench:
         return point
 
     def time_contexts(self, share: float) -> StepTime:
-        """Run one step of decodes only, each over this share of its context."""
+        """Time one step of decodes only, each over this share of its context."""
         context = min(self._context, max(1, round(self._context * share)))
         chunks = []
         for decoder in self._decoders:

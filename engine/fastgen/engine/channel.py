@@ -1,4 +1,4 @@
-"""The clients of the engine process, its API processes: their sockets, requests and shares of each report."""
+"""The clients of the engine process: the sockets, requests and reports of each API process."""
 
 from __future__ import annotations
 

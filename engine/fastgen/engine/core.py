@@ -32,7 +32,7 @@ from fastgen.text.grammars.compiled import CompiledGrammar, CompiledGrammars
 
 log = logging.getLogger("fastgen.engine.core")
 
-# Seconds between two looks for new requests while nothing runs and all requests wait for their grammars.
+# Seconds between two checks for new requests while nothing runs and all requests wait for their grammars.
 _GRAMMAR_SECONDS = 0.005
 
 
@@ -43,7 +43,7 @@ class _Launched:
     Attributes:
         started: when it was scheduled.
         first_scheduled: the sequences that no earlier step computed.
-        ticket: None until it was launched, and once it ran out of memory.
+        ticket: None until it is launched, and once it has run out of memory.
         awaits_masks: whether its sampling is not yet enqueued, because its grammar masks depend on earlier results.
         lacking_masks: sequences whose grammar's mask was not known in time.
         out_of_memory: text of the error if it ran out of memory; it has no results then.
@@ -66,7 +66,10 @@ class _Launched:
 
     @contextmanager
     def catching_out_of_memory(self) -> Iterator[None]:
-        """Set `out_of_memory` if the body runs out of memory, and drop the step's tensors. Other errors propagate."""
+        """Set `out_of_memory` if the body runs out of memory, and drop the step's tensors.
+
+        Other errors propagate.
+        """
         try:
             yield
         except Exception as error:
@@ -148,7 +151,8 @@ class Engine:
         """Queue a request, or compile its grammar in the background and queue it then.
 
         Raises:
-            RequestError: if the model cannot serve it, or another unfinished request has its id.
+            RequestError: if the model cannot serve it, another unfinished request has its id, or it has a grammar and
+                the engine was created without grammars.
         """
         if request.id in self._sequences:
             raise RequestError(f"request id {request.id!r} is in use: give each request its own", "request_id")
@@ -181,7 +185,10 @@ class Engine:
         return True
 
     def step(self) -> StepReport:
-        """End requests past their deadline, launch as many steps as may be in flight, and report the oldest."""
+        """End requests past their deadline, launch as many steps as may be in flight, and report the oldest.
+
+        If there is none, the report has no step; without outputs, it waits up to `_GRAMMAR_SECONDS` for a grammar.
+        """
         outputs = self._ends(self._scheduler.end_overdue(self._clock())) + self._release_compiled()
         while len(self._in_flight) < self._runner.steps_in_flight and self._launch():
             pass
@@ -235,7 +242,7 @@ class Engine:
         return True
 
     def _roll_back(self, failed: _Launched) -> list[TokenOutput]:
-        """Undo a step without memory and those launched after it; return the end of a request that cannot run."""
+        """Undo a step that ran out of memory and those after it; return the end of a request that cannot run."""
         lost = [failed, *self._in_flight]
         self._in_flight.clear()
         for launched in reversed(lost):
@@ -327,7 +334,7 @@ class Engine:
         return [TokenOutput(sequence.id, [], sequence.finish_reason) for sequence in ended]
 
     def check_integrity(self) -> None:
-        """Assert the scheduler's invariants. Takes time proportional to the cached blocks: call it when idle."""
+        """Assert the scheduler's invariants. Takes time proportional to the KV blocks: call it when idle."""
         self._scheduler.check_integrity()
 
     def prepare_grammars(self) -> None:
@@ -352,7 +359,7 @@ class Engine:
         return self._grammars.compile(grammar)
 
     def _release_compiled(self) -> list[TokenOutput]:
-        """Queue the requests whose grammar has been compiled; return the ends of those whose grammar is invalid."""
+        """Queue the requests whose grammar has been compiled; return the ends of those with an invalid one."""
         invalid = []
         for request_id in [request_id for request_id, compiled in self._compiling.items() if compiled.done()]:
             sequence, compiled = self._sequences[request_id], self._compiling.pop(request_id)

@@ -1,4 +1,4 @@
-"""The engine process: loads the model, then runs the step loop and exchanges messages with the API processes.
+"""The engine process: loads the model, then runs the step loop and serves the API processes.
 
 `fastgen.link.launch` starts it as `python -m fastgen.engine.process LOG_FORMAT ADDRESS...`, with the `EngineConfig`
 as JSON on standard input. It is a separate process so that HTTP work never delays a step.
@@ -40,7 +40,7 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
     Raises:
         ConfigError: if the configuration cannot be served.
     """
-    # Imported here because torch takes seconds to import, and the channel reports progress before.
+    # Imported here, not at the top: a failing import is then reported to the server, too.
     from fastgen.engine.build import build_engine
     from fastgen.model.source import ModelSource
     from fastgen.text.tokenizer import Tokenizer
@@ -132,12 +132,13 @@ def main(prepare: Callable[[], None]) -> int:
 
 
 def _failure(error: Exception) -> Failed:
-    """Return the message for an error that ends the engine: one line with the cause and what to do."""
+    """Return the message for an error that ends the engine: one line with the cause and any remedy."""
     text = first_line(error)
     if isinstance(error, ConfigError):
         return Failed(str(error), exit_codes.BAD_CONFIGURATION)
     if is_out_of_memory(error):  # while it loads: afterwards the engine makes its steps smaller
-        return Failed(f"out of memory: {text}; lower --memory-percent or --token-budget", exit_codes.FAILED)
+        remedy = "lower --memory-percent or --token-budget, or use more memory"
+        return Failed(f"out of memory: {text}; {remedy}", exit_codes.FAILED)
     if is_device_failure(error):
         advice = "look for Xid messages in the node's dmesg, and replace the GPU if they return"
         return Failed(f"the GPU failed: {text}; {advice}", exit_codes.DEVICE_FAILED)

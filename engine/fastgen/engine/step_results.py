@@ -19,7 +19,10 @@ def token_output(
     prompt_logprobs: list[TokenLogprobs] | None = None,
     pooled: bytes | None = None,
 ) -> TokenOutput:
-    """Return the output of a sequence in a step; its first one has the cached tokens and the queue time, too."""
+    """Return the output of a sequence in a step.
+
+    The sequence's first output also has the cached tokens and the queue time.
+    """
     cached_tokens = queue_seconds = None
     if not sequence.is_reported and sequence.first_scheduled is not None:
         sequence.is_reported = True
@@ -54,7 +57,9 @@ def new_prompt_logprobs(plan: StepPlan, result: StepOutput) -> dict[Sequence, li
 
 
 def add_pooled(plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
-    """Add the step's hidden states to the sum of each unfinished pooled sequence. Call it before the step is settled.
+    """Add the step's hidden states to the sum of each unfinished pooled sequence.
+
+    Call it before the step is settled.
 
     Returns:
         These sequences with the log-probabilities that the step computed for them.

@@ -1,4 +1,4 @@
-"""Available host memory: of the container if it has a limit, otherwise of the machine."""
+"""Available host memory: that of the machine, or what a container's limit leaves if it is less."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def trim_heap() -> None:
 
 
 def available_memory(root: Path = _ROOT, meminfo: Path = _MEMINFO) -> AvailableMemory:
-    """Return the memory that this process can still allocate. Page cache counts as free: the kernel can drop it."""
+    """Return the memory that this process can still allocate.
+
+    Page cache that the kernel can drop counts as free.
+    """
     machine = _available_on_machine(meminfo)
     left = _left_in_container(root)
     if left is None or left >= machine:
@@ -45,7 +48,10 @@ def _available_on_machine(meminfo: Path) -> int:
 
 
 def _left_in_container(root: Path) -> int | None:
-    """Return limit minus usage of this process's cgroup, v2 or v1, as seen in a container; None without a limit."""
+    """Return what the limit of this process's cgroup leaves; None without a limit.
+
+    Reads the files of cgroup v2 or v1 where a container sees its own.
+    """
     for limit_path, usage_path, stat_path, cache_key in (
         (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
         (

@@ -23,7 +23,7 @@ log = logging.getLogger("fastgen.model")
 AHEAD_BYTES = 256 << 20
 # The thread rests this many times as long as a call took, so that it does not take a core from the steps.
 _REST = 9
-_LONGEST_REST_SECONDS = 0.1  # the program's end waits for it
+_LONGEST_REST_SECONDS = 0.1  # the process waits for the thread when it exits
 _BYTES_PER_CALL = 2 << 20  # one huge page: a longer call blocks other threads from changing the memory map
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of linux/mman.h, since Linux 5.14
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -86,7 +86,10 @@ class Prefaulter:
             time.sleep(min(_REST * seconds, _LONGEST_REST_SECONDS))
 
     def _populate(self, first: int, end: int) -> Iterator[float]:
-        """Prefault blocks `first` to `end`; yield the seconds of each call. Ends early if cache or kernel fail it."""
+        """Prefault blocks `first` to `end - 1`; yield the seconds of each call.
+
+        Ends early if the cache has been freed, or the kernel refuses.
+        """
         for block in range(first, end, self._step):
             for reference, layer in itertools.product(self._tensors, range(self._num_layers)):
                 tensor = reference()
@@ -102,7 +105,10 @@ class Prefaulter:
 
 
 def _populate(layer: torch.Tensor, first: int, end: int) -> bool:
-    """Fault in the pages of blocks `first` to `end` of a layer, [blocks, ...]; return False if the kernel refuses."""
+    """Fault in the pages of blocks `first` to `end - 1` of a layer [blocks, ...].
+
+    Return False if the kernel refuses.
+    """
     block_bytes = layer.stride(0) * layer.itemsize
     address = layer.data_ptr() + first * block_bytes
     start = address // _PAGE * _PAGE

@@ -1,4 +1,4 @@
-"""Size of the KV cache: pure arithmetic over the configuration, the model's shape and the available memory."""
+"""Size of the KV cache: arithmetic over the settings, the model's shape and the available memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CAP_WITHOUT_LIMIT = 4 << 30
 # Growth under load of the allocator, the interpreter and the HTTP process in the same container. Measured with
 # SmolLM2-135M: the engine process grew by about 200 MB over its first prompts, working memory included.
 _GROWTH = 192 << 20
-_MORE_MEMORY = {"cpu": "give the container more memory", "cuda": "use a GPU with more memory"}
+_MORE_MEMORY = {"cpu": "give the container or machine more memory", "cuda": "use a GPU with more memory"}
 _FLOAT32 = 4
 
 
@@ -91,9 +91,12 @@ class CacheMemory:
 def host_cache_memory(config: EngineConfig, available_bytes: int, *, limited: bool) -> CacheMemory:
     """Return the memory for a cache on the CPU: by default `memory_percent` of the available memory.
 
+    Without a container limit the default is at most 4 GiB.
+
     Args:
         config: the settings.
-        available_bytes: memory that is free after loading the weights, minus `working_memory_bytes`.
+        available_bytes: memory that is free after loading the weights, minus `working_memory_bytes` and the host
+            buffer.
         limited: whether a container limit bounds `available_bytes`.
     """
     share = available_bytes * config.memory_percent // 100
@@ -101,13 +104,15 @@ def host_cache_memory(config: EngineConfig, available_bytes: int, *, limited: bo
 
 
 def gpu_cache_memory(config: EngineConfig, *, total_bytes: int, free_bytes: int, step_bytes: int) -> CacheMemory:
-    """Return the memory for a cache on a GPU; `memory_percent` of the GPU's memory covers weights, cache and steps.
+    """Return the memory for a cache on a GPU.
+
+    `memory_percent` of the GPU's memory covers all that is in use: weights, cache, steps and other programs.
 
     Args:
         config: the settings.
         total_bytes: memory of the GPU.
         free_bytes: memory that is free after loading the weights.
-        step_bytes: peak memory of a step.
+        step_bytes: peak memory of a step, with CUDA graphs.
     """
     limit = max(0, free_bytes - step_bytes)
     reserved = total_bytes * (100 - config.memory_percent) // 100
@@ -134,15 +139,17 @@ def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -
 def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory) -> int:
     """Return the number of KV cache blocks: `kv_cache_memory` if set, otherwise the default of `memory`.
 
+    There are no more than all sequences at full length can use, except with `kv_cache_memory` and prefix caching.
+
     Raises:
-        ConfigError: if `kv_cache_memory` exceeds the limit, or not one block fits.
+        ConfigError: if `kv_cache_memory` exceeds the limit of `memory`, or not one block fits.
     """
     block_bytes = kv.block_bytes(config.block_size)
     if config.kv_cache_memory is not None:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
                 f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib(memory.limit)} of memory are left "
-                f"after the weights: lower it or {_MORE_MEMORY[config.device]}"
+                f"after the weights and the memory of a step: lower it or {_MORE_MEMORY[config.device]}"
             )
         blocks = config.kv_cache_memory // block_bytes
         if blocks < 1:
@@ -154,8 +161,9 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
         blocks = memory.default // block_bytes
         if blocks < 1:
             raise ConfigError(
-                f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in its "
-                f"share of the {_mib(memory.limit)} that remain after the weights: {_MORE_MEMORY[config.device]}"
+                f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in the "
+                f"{memory.default} bytes that it leaves for the cache: raise it, lower --block-size or --token-budget, "
+                f"or {_MORE_MEMORY[config.device]}"
             )
     most_used = config.sequence_limit * -(-shape.max_position_embeddings // config.block_size)
     # Blocks beyond all sequences at full length serve only the prefix cache: allocate them only if requested.
@@ -173,7 +181,7 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
     if config.swap_space > available_bytes:
         raise ConfigError(
             f"--swap-space {_mib(config.swap_space)}: only {_mib(available_bytes)} of host memory are left: lower it "
-            "or give the container more memory"
+            "or give the container or machine more memory"
         )
     block_bytes = kv.block_bytes(config.block_size)
     if config.swap_space < block_bytes:
@@ -185,7 +193,7 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
 
 
 def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShape, num_blocks: int) -> int:
-    """Return the longest prompt plus generation: `max_model_length`, or what model and cache allow by default.
+    """Return the longest prompt plus generation: `max_model_length`, or what model and cache allow.
 
     Raises:
         ConfigError: if `max_model_length` exceeds the model's positions or the cache.

@@ -1,4 +1,4 @@
-"""Copies blocks of preempted sequences to the host buffer and back, on a stream beside the forward passes."""
+"""Copies blocks of swapped sequences to the host buffer and back, on a stream of their own on a GPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Swapper:
     def enqueue(
         self, out: abc.Sequence[BlockPair], back: abc.Sequence[BlockPair], slot_mapping: npt.NDArray[np.int32]
     ) -> None:
-        """Enqueue the copies of a step. The forward pass enqueued next may use all blocks of the step.
+        """Enqueue the copies of a step, before its forward pass, which may then use all its blocks.
 
         Args:
             out: (block, host block) pairs to copy to the host buffer.

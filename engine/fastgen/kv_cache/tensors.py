@@ -22,12 +22,13 @@ BlockPair = tuple[int, int]
 
 
 class KVCache:
-    """Keys and values of all layers, each [layers, blocks, kv heads, block size, head_dim], and their host buffer.
+    """Keys and values of all layers, and the host buffer for swapped blocks.
 
     Zeroed, so that slots never written hold no NaN.
 
     Attributes:
-        keys, values: on the model's device; the head sizes of the two may differ.
+        keys, values: [layers, blocks, kv heads, block size, head_dim], on the model's device; the head dimensions of
+            the two may differ.
         host_keys, host_values: [host blocks, layers, kv heads, block size, head_dim], in host memory, pinned for a GPU:
             a block of all layers is contiguous, and so one copy.
         prefaulter: prefaults the memory of keys and values; None on a GPU, where memory is allocated up front.
@@ -126,7 +127,7 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if error := int(runtime.cudaHostRegister(address, len(memory), _PORTABLE)):
         raise ConfigError(
             f"--swap-space: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): lower "
-            "it or give the container more memory"
+            "it or give the container or machine more memory"
         )
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)

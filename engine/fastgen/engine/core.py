@@ -187,7 +187,7 @@ class Engine:
     def step(self) -> StepReport:
         """End requests past their deadline, launch as many steps as may be in flight, and report the oldest.
 
-        If there is none, the report has no step; without outputs, it waits up to `_GRAMMAR_SECONDS` for a grammar.
+        If no step is in flight, the report has none. If nothing has ended either, wait briefly for a grammar first.
         """
         outputs = self._ends(self._scheduler.end_overdue(self._clock())) + self._release_compiled()
         while len(self._in_flight) < self._runner.steps_in_flight and self._launch():

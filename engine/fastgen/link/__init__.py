@@ -1,1 +1,1 @@
-"""What an API process and the engine process say to each other, without torch."""
+"""The link between the API processes and the engine process: messages and client, without torch."""

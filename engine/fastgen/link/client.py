@@ -1,6 +1,6 @@
 """Client of the engine process: sends it requests, receives its reports, and detects its end.
 
-The two processes share only a ZeroMQ PAIR socket in a private directory; `fastgen.link.messages` defines the
+A client and the engine share only a ZeroMQ PAIR socket in a private directory; `fastgen.link.messages` defines the
 messages.
 """
 
@@ -61,7 +61,7 @@ class EngineStartError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine process has exited or hangs; the message says how."""
+    """The engine process has exited, failed or hangs; the message says how."""
 
 
 class EngineClient:
@@ -105,7 +105,7 @@ class EngineClient:
         self._failure: Failed | None = None
         self._failed = asyncio.Event()
         self._dead = asyncio.Event()
-        self._watchdog: Watchdog | None = None  # while the engine is ready; it reads no messages before
+        self._watchdog: Watchdog | None = None  # from `Ready` on; before, the engine reads no messages
         self._owes_report = False  # a command was sent after the last report
         self._num_received = 0
         self._watcher: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine process runs; its exit may not be noticed yet."""
+        """Whether the engine is not known to have exited, failed or hung."""
         return not self._dead.is_set()
 
     @property
@@ -165,12 +165,12 @@ class EngineClient:
 
     @property
     def exit_code(self) -> int:
-        """Exit code for the server, once the engine has exited."""
+        """Exit code for the server, once the engine has exited, failed or hung."""
         return exit_codes.FAILED if self._failure is None else self._failure.exit_code
 
     @property
     def exit_message(self) -> str:
-        """How the engine exited, once it has."""
+        """How the engine exited, failed or hung, once it has."""
         if self._failure is not None:
             return self._failure.message
         code = self._process.poll()
@@ -180,7 +180,7 @@ class EngineClient:
         """Start a request, which must have passed `Request.check`. Its outputs go to `receiver`.
 
         Raises:
-            EngineDeadError: if the engine has exited.
+            EngineDeadError: if the engine has exited, failed or hangs.
         """
         if not self.alive:
             raise self.dead()
@@ -209,17 +209,17 @@ class EngineClient:
             self._send(Cancel(request_id))
 
     async def wait_dead(self) -> None:
-        """Wait until the engine has exited or hangs."""
+        """Wait until the engine has exited, failed or hangs."""
         await self._dead.wait()
 
     def dead(self) -> EngineDeadError:
-        """Return the error for requests after the engine has exited."""
+        """Return the error for requests after the engine has exited, failed or hung."""
         return EngineDeadError(self.exit_message, self.exit_code)
 
     async def stop(self) -> None:
-        """Stop the engine process, if this process started it, and wait for its exit.
+        """Stop the engine process, if this process started it, and wait some seconds for its exit.
 
-        Unfinished requests get EngineDeadError.
+        The receivers of unfinished requests are told to `fail`.
         """
         if self._process.is_owned:
             if self.alive and self._is_ready:
@@ -259,7 +259,7 @@ class EngineClient:
         try:
             await _first_of(exited, self._broken, failed, guard)
             if self._broken.done() and self._failure is None:
-                message = f"the engine process sent a message that cannot be decoded: {self._broken.exception()}"
+                message = f"a message of the engine process could not be handled: {self._broken.exception()}"
                 self._failure = Failed(message, exit_codes.FAILED)
             if failed.done():
                 await _first_of(exited, timeout=_EXIT_SECONDS)

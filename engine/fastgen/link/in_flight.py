@@ -27,7 +27,7 @@ class Receiver(Protocol):
         """Handle an output; the last one has a finish reason."""
 
     def fail(self) -> None:
-        """Handle that there are no more outputs, because the engine has exited."""
+        """Handle that there are no more outputs: the engine has exited, or an output could not be handled."""
 
 
 class InFlight:

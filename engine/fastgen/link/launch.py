@@ -22,7 +22,9 @@ _EXIT_SECONDS = 3.0
 
 
 class EngineProcess:
-    """A client's handle to the engine process. With this base class, another process started the engine and ends it.
+    """A client's handle to the engine process.
+
+    With this base class, another process started the engine and ends it.
 
     Attributes:
         address: socket address that the engine connects to and the client binds.

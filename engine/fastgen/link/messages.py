@@ -95,10 +95,11 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
         logprobs: one for each of `token_ids`, if requested.
         prompt_logprobs: of the next prompt tokens in order, if requested. Over all outputs there is one for each
             prompt token but the first, and all of them come before or with the first sampled token.
-        cached_tokens: prompt tokens found in the prefix cache; set on the request's first output only.
-        queue_seconds: from the request's arrival in the engine to its first step; set on the first output only.
+        cached_tokens: prompt tokens found in the prefix cache; set on the request's first output of a step only.
+        queue_seconds: from the request's arrival in the engine to its first step; set likewise.
         finish_reason: set on the request's last output.
-        pooled: the result of a request with `pooling`, little-endian float32; set on its only output.
+        pooled: the result of a request with `pooling`, little-endian float32; set on its only output, unless it ends
+            early.
     """
 
     request_id: str
@@ -112,12 +113,12 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class StepReport(msgspec.Struct, tag="step", frozen=True):
-    """Sent to every client after every step, and after cancellations between steps.
+    """Sent to every client after every turn of the step loop, and after other changes while it is idle.
 
     Attributes:
         outputs: of the client's requests.
-        num_finished: requests of all clients that this report ends.
-        step: counters of the step; all 0 if the report comes without one.
+        num_finished: requests of all clients that this report ends. Cancelled ones are not reported.
+        step: counters of the step; those of `StepStats()` if the report comes without one.
         scheduler: the state after it.
         step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
         trace: the step by request, while the client watches.

@@ -25,6 +25,10 @@ class Watchdog:
     engine cannot run either. Time in which the engine waited for a processor counts a tenth, as its step would take
     that much longer.
 
+    Args:
+        timeout: as `ServerConfig.step_timeout_seconds`.
+        info: tells the size of the largest step.
+
     Attributes:
         period: seconds between two calls of `look`.
     """
@@ -68,7 +72,7 @@ class Watchdog:
 
         Args:
             now: seconds on a monotonic clock.
-            has_work: whether the engine has requests.
+            has_work: whether the engine has requests, or owes a report.
             starved: seconds in which the engine has waited for a processor, since the last call.
         """
         if not has_work:
@@ -82,8 +86,8 @@ class Watchdog:
         """Return one line: what happened and what to check."""
         state = "hangs" if self.is_hung else "may hang"
         return (
-            f"the engine {state}: it has had work for {self._waited:.0f} s without finishing a step; look for Xid "
-            "messages in the node's dmesg, or raise --step-timeout-seconds if its steps take that long"
+            f"the engine {state}: it has had work for {self._waited:.0f} s without finishing a step; on a GPU, look "
+            "for Xid messages in the node's dmesg; raise --step-timeout-seconds if its steps take that long"
         )
 
 

@@ -24,13 +24,13 @@ from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
 
-# Returns a runner over a model, its cache, the settings and the longest sequence.
+# Makes a runner from a model, its cache, the settings and the length of the longest sequence.
 MakeRunner = Callable[[Any, KVCache, EngineConfig, int], ModelRunner | GPURunner]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# bfloat16 and the kernels' memory instructions.
+# Needed for bfloat16 and the kernels' memory instructions.
 _LEAST_CAPABILITY = (8, 0)
-# Conversion to float8_e4m3fn.
+# Needed for conversion to float8_e4m3fn.
 _FLOAT8_CAPABILITY = (8, 9)
 # The first branch of the NVIDIA driver by the major version of CUDA (CUDA compatibility guide).
 LEAST_DRIVERS = {12: 525, 13: 580}
@@ -42,7 +42,7 @@ def choose_device(config: EngineConfig) -> torch.device:
     """Return the configured device. There is no fallback to another device.
 
     Raises:
-        ConfigError: if it is not available.
+        ConfigError: if it is not available, does not work or cannot run the kernels.
     """
     if config.device == "cpu":
         return torch.device("cpu")
@@ -131,7 +131,7 @@ def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tup
 
 
 def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
-    """Return the GPU memory that a loaded model leaves for its KV cache, by running the largest step and others.
+    """Return the GPU memory that a loaded model and its steps leave for the KV cache, measured by running steps.
 
     The steps run over a cache of one block, which is overwritten: their results are meaningless. CUDA graphs are
     captured over this cache to learn their size, and again over the real cache.
@@ -149,10 +149,10 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
 
 
 def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
-    """Run a step with the whole token budget, in which as many sequences as may run sample with all features.
+    """Run the largest step, with all features of sampling, and then smaller ones without them.
 
-    Then run steps of fewer tokens with none of them: whatever a request asks for, its kernels are compiled now, and not
-    while others wait for their tokens.
+    The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
+    for, its kernels are compiled now, and not while others wait for their tokens.
 
     Returns:
         Bytes that the runner takes besides these steps' memory: its CUDA graphs, or scratch for the longest context.
@@ -184,7 +184,7 @@ def _step(lengths: list[int], num_sampled: int, sampling: SamplingParams, block_
     """Return a step of prompts of these lengths over one block; the first `num_sampled` sample a token."""
     chunks = []
     for number, length in enumerate(lengths):
-        # A token is left to compute of the others.
+        # The others have one more token, which this step does not compute, so they do not sample.
         tokens = [0] * (length + (number >= num_sampled))
         request = Request(id="", prompt_token_ids=tokens, sampling=sampling)
         sequence = Sequence(request, ordinal=number, arrival=0.0, seed=0)
@@ -195,7 +195,10 @@ def _step(lengths: list[int], num_sampled: int, sampling: SamplingParams, block_
 
 
 def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:
-    """Return the scratch memory of torch's attention over the longest context: two copies of its KV, and scores."""
+    """Return the scratch memory of torch's attention over the longest context.
+
+    It holds two copies of the context's KV, and scores.
+    """
     longest = config.max_model_length or model.architecture.default_length
     one_layer = model.kv_shape.block_bytes(1) // model.kv_shape.num_layers
     return 2 * longest * one_layer + 5 * MAX_SCRATCH_ELEMENTS

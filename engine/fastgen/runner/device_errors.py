@@ -24,21 +24,24 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_device_failure(error: Exception) -> bool:
-    """Return whether the GPU or its driver failed. Only a new process can use the GPU again, if it still works."""
+    """Return whether the GPU or its driver failed.
+
+    Only a new process can use the GPU again, if it still works.
+    """
     if type(error).__name__ == "AcceleratorError":
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _FAILURES)
 
 
 def is_capture_failure(error: Exception) -> bool:
-    """Return whether launches could not be captured as a CUDA graph. They can still be launched one by one."""
+    """Return whether launches could not be captured as a CUDA graph. They still work without one."""
     return isinstance(error, RuntimeError) and "captur" in str(error)
 
 
 def release_cached_memory() -> None:
-    """Wait for the GPU, and return unused memory of torch's allocator to it, so that it can be allocated again.
+    """Wait for the GPU, then release the unused memory that torch's allocator keeps.
 
-    After that no step that was lost still writes blocks that have been freed.
+    Without CUDA this does nothing. Afterwards no step that was rolled back still writes blocks that have been freed.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Runs steps on a GPU ahead of the host: a step is enqueued before the results of the one before it are read."""
+"""Runs steps on a GPU ahead of the host: each is enqueued before the results of the last are read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GPURunner(BaseRunner[DeviceInput]):
     def capture_graphs(self, token_counts: Sequence[int], capture: GraphCapture) -> None:
         """Capture the forward passes of steps with up to each of `token_counts` tokens, ascending.
 
-        There are no graphs if memory runs out or CUDA cannot capture a pass: all steps are launched one by one then.
+        If memory runs out or CUDA cannot capture a pass, there are no graphs, and steps run without them.
         """
         model, cache = self._model, self._cache
         layouts = [InputLayout.padded(count, self._rows.max_rows, self.block_size) for count in token_counts]
@@ -69,7 +69,7 @@ class GPURunner(BaseRunner[DeviceInput]):
                 raise
             reason = first_line(error)
         log.warning(
-            "no CUDA graphs of up to %d tokens: %s; steps are launched one by one; give --cuda-graphs fewer or smaller "
+            "no CUDA graphs of up to %d tokens: %s; steps run without graphs; give --cuda-graphs fewer or smaller "
             "token counts, or off",
             token_counts[-1],
             reason,
@@ -90,14 +90,14 @@ class GPURunner(BaseRunner[DeviceInput]):
         return GPUTicket(self, step, self.graphs.replay(step) if reason is None else self._run(step), reason)
 
     def _run(self, step: StepInput) -> ForwardPass:
-        """Enqueue the launches of a forward pass one by one."""
+        """Enqueue a forward pass kernel by kernel, without a graph."""
         device_input = self._rows.apply(step)
         hidden = self._model.forward(device_input, self._cache)
         return ForwardPass(hidden, device_input.sampled_rows, device_input.sampled_positions)
 
     @torch.inference_mode()
     def sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> StepResults:
-        """Enqueue the sampling of a step, its prompt logprobs, its pooling, and the copies of the results to the host.
+        """Enqueue a step's sampling, prompt logprobs and pooling, and the copies of the results to the host.
 
         Args:
             step: the step launched last.

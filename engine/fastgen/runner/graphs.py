@@ -1,8 +1,9 @@
-"""Forward passes captured as CUDA graphs, for a ladder of token counts. See docs/decisions/015-cuda-graphs.md.
+"""Forward passes captured as CUDA graphs, for a ladder of token counts.
 
 A graph repeats launches with the addresses and sizes of its capture. So its input is padded to the graph's token count,
-in a buffer at a fixed address, and its output is copied to another. Whole steps are captured, chunks of prompts and
-decodes in any mixture: launches depend on the number of tokens, not on lengths or on the number of sequences.
+in a buffer at a fixed address, and its output is copied to another. A graph serves any mixture of prompt chunks and
+decodes: launches depend on the number of tokens, not on lengths or on the number of sequences. The head and the sampler
+run outside of it. See docs/decisions/015-cuda-graphs.md.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class ForwardPass:
 
 
 class StepGraphs:
-    """The graphs of one runner. They share buffers: a step's output is valid until the next step is enqueued.
+    """The graphs of one runner.
+
+    They share buffers: a step's output is valid until the next step is enqueued.
 
     Args:
         layouts: of the steps to capture, ascending by tokens.
@@ -168,7 +171,10 @@ class StepGraphs:
         return None
 
     def replay(self, step: StepInput) -> ForwardPass:
-        """Enqueue a step that a graph can run: one upload and the graph."""
+        """Enqueue a step that a graph can run: one upload and the graph.
+
+        Block table entries beyond what the layout has room for take another upload.
+        """
         index, num_sampled = self._index(step), len(step.sampled)
         layout = self._layouts[index]
         if step.table_updates.shape[1] > layout.num_updates:
@@ -182,7 +188,7 @@ class StepGraphs:
         )
 
     def _index(self, step: StepInput) -> int:
-        """Return the smallest layout for the step's tokens."""
+        """Return the index of the smallest layout with room for the step's tokens."""
         return bisect_left(self._layouts, step.num_tokens, key=lambda layout: layout.num_tokens)
 
     def _fill(self, step: StepInput, layout: InputLayout) -> None:

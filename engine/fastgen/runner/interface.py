@@ -1,4 +1,4 @@
-"""What the engine needs of a runner. This module must not import torch."""
+"""Interface of a runner, as the engine uses it. This module must not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ticket(Protocol):
     """A step that was launched. Call `sample` once, then `result` once."""
 
     def sample(self, masks: list[Mask]) -> None:
-        """Enqueue the sampling, without waiting for the device.
+        """Sample the tokens of the step. A runner that overlaps steps only enqueues this, and does not wait.
 
         Args:
             masks: the tokens that grammars allow, for each of `StepInput.masked`; see `Constraint.fill_mask`.
@@ -30,7 +30,7 @@ class Ticket(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CompletedTicket:
-    """The ticket of a runner that computes a step when it is launched, as simulated devices do."""
+    """The ticket of a runner whose `launch` computes the results, as simulated devices do."""
 
     output: StepOutput
 
@@ -65,4 +65,7 @@ class Runner(Protocol):
     max_model_length: int
 
     def launch(self, step: StepInput) -> Ticket:
-        """Enqueue a step: its swaps, its state updates and its forward pass. Does not wait for a device."""
+        """Start a step: its swaps, its state updates and its forward pass.
+
+        On a GPU they are enqueued, and the host does not wait for them. On a CPU they are done on return.
+        """

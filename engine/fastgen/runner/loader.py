@@ -48,8 +48,8 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgr
     `progress` is called with a stage and its completed fraction, 0 to 1.
 
     Raises:
-        ModelError: if the weights cannot be used.
-        ConfigError: if the device is not available, or the limits do not fit the model or the memory.
+        ModelError: if the model cannot be served, or its weights cannot be used.
+        ConfigError: if the device is not available, or a setting does not suit the model, the device or the memory.
     """
     progress("starting", 0.0)
     environment.prepare()
@@ -61,7 +61,7 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgr
 
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
-    """Load a native model for the CPU kernels, which another thread compiles and imports meanwhile."""
+    """Load a native model for the CPU kernels, which are compiled and imported meanwhile."""
     choice = choose_cpu_dtype(config)
     log.info("%s; %s", describe_processor(choice.dtype, config.quantization), choice)
     compiling = build.start(_modules(choice.dtype, config.quantization))
@@ -92,7 +92,10 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProg
 
 
 def _num_threads() -> int:
-    """Return OpenMP's number of threads. A program may have imported torch before `environment.prepare` chose it."""
+    """Return OpenMP's number of threads.
+
+    torch is told, because a program may have imported it before `environment.prepare` chose the number.
+    """
     return int(os.environ["OMP_NUM_THREADS"].partition(",")[0])
 
 
@@ -123,7 +126,7 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
     from fastgen.runner.device import choose_cache_dtype, choose_device, choose_dtype
 
     device, dtype = choose_device(config), choose_dtype(config)
-    log.info("GPU %s; steps by Triton kernels, one ahead of the host", torch.cuda.get_device_name(device))
+    log.info("GPU %s; Triton kernels, enqueued one step ahead of the host", torch.cuda.get_device_name(device))
     return load_on_gpu(
         source,
         device,
@@ -138,7 +141,7 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
     """Load a model for torch operations: native models by our code, others by transformers' code."""
     if config.kv_cache_dtype != "auto":
         raise ConfigError(
-            f"--kv-cache-dtype {config.kv_cache_dtype}: not available for this model, which torch operations run: "
+            f"--kv-cache-dtype {config.kv_cache_dtype}: not available for this model, which runs on torch operations: "
             "remove it"
         )
     import torch
@@ -165,7 +168,10 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
 
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
-    """Return whether the GPU's operators run all layers; torch runs models with larger heads or more experts."""
+    """Return whether the GPU's operators can run all layers.
+
+    torch operations run models with larger heads or more experts.
+    """
     from fastgen.kernels.gpu.attention import MAX_HEAD_DIM
     from fastgen.kernels.gpu.experts import MAX_EXPERTS
 
@@ -200,7 +206,7 @@ def with_cache(
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
     Raises:
-        ConfigError: if the limits do not fit the model or the memory.
+        ConfigError: if a limit does not fit the model or the memory, or the memory has no room for a block.
     """
     from fastgen.kv_cache.tensors import KVCache
 

@@ -98,7 +98,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         self._prefaulter: Prefaulter | None = None
 
     def start_prefault(self) -> None:
-        """Prefault the first blocks of the cache. From now on, stay ahead of the blocks in use, in the background.
+        """Prefault the first blocks of the cache, then stay ahead of the blocks in use, in the background.
 
         Call it after calibration: prefaulting disturbs measurements of step times.
         """

@@ -3,14 +3,15 @@
 Sampling parameters apply in this order, which is the order of transformers and vLLM where they agree:
 
 1. logit_bias, then repetition, frequency and presence penalties;
-2. masks: end tokens before min_tokens, bad words, tokens that the grammar forbids;
+2. masks: tokens that the grammar forbids, then bans: end tokens before min_tokens, and bad words. Where bans would
+   leave no token, they are ignored;
 3. greedy: the largest logit; otherwise temperature and filters, then a random draw.
 
 Random numbers are counter-based, keyed by (seed, position): the same seed gives the same tokens regardless of the rest
 of the batch, also after a preemption. Log-probabilities are those of the unmodified logits.
 
-The work on the logits is that of the operators' twins (`fastgen.kernels.gpu.sampling`). Only rows whose logits change
-are copied, and a penalty costs the distinct tokens of its sequence, not the vocabulary.
+The logits are processed by functions of `fastgen.kernels.gpu.sampling` that run on any device. Only rows whose logits
+change are copied, and a penalty costs the distinct tokens of its sequence, not the vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _FIRST_CAPACITY = 64
 
 
 class HostSampler:
-    """Samples tokens for the sequences in the rows. A row is replaced when a sequence gets it.
+    """Samples tokens for the sequences in the rows. The next sequence of a row replaces its state.
 
     Args:
         vocab_size: number of logits of a row.

@@ -11,13 +11,13 @@ from fastgen.kernels.gpu.sampling.logprobs import score_tokens
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
-    """Return the log-probability and rank of one token per row of `logits` [R, vocabulary], and the row's top tokens.
+    """Return the log-probability and rank of one token of each row, and the row's top tokens.
 
     The softmax is computed in float32 and summed in float64. Ties rank by token id. Needs about two float32 copies of
     `logits`: split large batches.
 
     Args:
-        logits: any floating type, any device.
+        logits: [R, vocabulary], any floating type, any device.
         token_ids: [R].
         top: [R], number of top tokens to return per row.
     """

@@ -1,4 +1,4 @@
-"""What a request's sampling parameters say of the logits of a row: its columns, biases and bans."""
+"""Converts a request's sampling parameters to what samplers keep of a row: columns, biases and bans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GREEDY_BELOW = 1e-5
 
 
 def columns_of(new: RowParameters, vocab_size: int) -> IntArray:
-    """Return the columns [len(Column)] of a sequence that do not depend on where the rest of its state is."""
+    """Return the columns [len(Column)] of a sequence; those about its lists and counts are 0."""
     sampling = new.sampling
     columns = np.zeros(len(Column), np.int64)
     numbers = columns[:FLOAT_COLUMNS].view(np.float64)
@@ -37,10 +37,13 @@ def bias_of(sampling: SamplingParams) -> tuple[IntArray, npt.NDArray[np.float32]
 
 
 def bans_of(new: RowParameters, end_tokens: frozenset[int]) -> list[tuple[int, list[int] | None]]:
-    """Return the tokens that may be banned: ends before `min_tokens`, and the last tokens of bad words.
+    """Return the tokens that may be banned: end and stop tokens, and the last tokens of bad words.
+
+    End and stop tokens are banned until there are `min_tokens`.
 
     Returns:
-        Tokens in ascending order, each with the tokens that precede it in the bad word, or None for an end token.
+        Tokens in ascending order, each with the tokens that precede it in the bad word, or None for an end-of-sequence
+        or stop token.
     """
     sampling, num_generated = new.sampling, len(new.tokens) - new.num_prompt_tokens
     ends: set[int] = set()

@@ -104,7 +104,7 @@ class SamplingSlots:
             self._give_back(*held)
 
     def flush(self) -> None:
-        """Write the slots admitted since the last flush: one upload and a few launches, or none if there are none."""
+        """Write the slots admitted since the last flush, if any: one upload and a few launches."""
         if not self._pending:
             return
         pending, self._pending = self._pending, {}

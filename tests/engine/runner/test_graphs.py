@@ -282,7 +282,7 @@ def test_steps_are_launched_one_by_one_if_they_cannot_be_captured(
     with caplog.at_level("WARNING", "fastgen.model"):
         runner.capture_graphs(LADDER, Failing())
     (said,) = caplog.messages
-    assert said.startswith(f"no CUDA graphs of up to {BUDGET} tokens: {error}; steps are launched one by one")
+    assert said.startswith(f"no CUDA graphs of up to {BUDGET} tokens: {error}; steps run without graphs")
     assert generate(runner, asked) == generate(Poisoned(model), asked)
     assert set(runner.executed) == {"off"}
 

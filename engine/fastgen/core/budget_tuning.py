@@ -40,7 +40,7 @@ class TunedBudget:
         seconds: predicted time of a step of that size.
         throughput: predicted tokens per second in such steps.
         peak: highest tokens per second on the curve.
-        bound: what determined the budget: "peak throughput", "inter-token target", "fewest tokens" or "most tokens".
+        bound: what determined the budget: "peak throughput", "inter-token target", "lower limit" or "upper limit".
     """
 
     token_budget: int
@@ -86,7 +86,7 @@ def tune_budget(points: Sequence[StepTime], *, target_seconds: float | None, min
         budget, bound = max(within, default=0), "inter-token target"
     limited = min(max(budget, minimum), maximum)
     if limited != budget:
-        bound = "fewest tokens" if limited == minimum else "most tokens"
+        bound = "lower limit" if limited == minimum else "upper limit"
     seconds = _seconds(limited, curve)
     return TunedBudget(limited, seconds, limited / seconds, peak, bound)
 

@@ -31,10 +31,10 @@ class Scheduler:
       the highest-ranked sequence while it is mid-prefill. No sequence is admitted in that step.
     - Prompts share the token budget that the decodes leave, see `StepPlanner`.
 
-    So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted. The first
-    prompt is admitted at the latest when running sequences end, and then takes at most twice as many steps as it would
-    alone. Within a priority the oldest ranks highest, so only sequences of higher priority can starve a sequence. See
-    docs/decisions/022.
+    So the highest-ranked running sequence advances in every step in which no higher-ranked one is admitted, unless it
+    waits for the mask of its grammar. The first prompt is admitted at the latest when running sequences end, and then
+    takes at most twice as many steps as it would alone. Within a priority the oldest ranks highest, so only sequences
+    of higher priority can starve a sequence. See docs/decisions/022.
 
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
     results. Blocks stay reserved while a step in flight reads or writes them. No sequence is preempted while a step

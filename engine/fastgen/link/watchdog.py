@@ -22,8 +22,8 @@ class Watchdog:
     """Measures how long the engine has had work without finishing a step.
 
     Only time in which this process ran counts: while the machine is suspended, or both processes are stopped, the
-    engine cannot run either. Time in which the engine waited for a processor counts a tenth, as its step would take
-    that much longer.
+    engine cannot run either. Nor does time count in which the engine waited for a processor, except that at least a
+    tenth of all time counts.
 
     Args:
         timeout: as `ServerConfig.step_timeout_seconds`.

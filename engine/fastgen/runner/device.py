@@ -131,10 +131,10 @@ def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tup
 
 
 def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
-    """Return the GPU memory that a loaded model and its steps leave for the KV cache, measured by running steps.
+    """Return the GPU memory that a loaded model and its steps leave for the KV cache.
 
-    The steps run over a cache of one block, which is overwritten: their results are meaningless. CUDA graphs are
-    captured over this cache to learn their size, and again over the real cache.
+    It is measured by running steps over a cache of one block, which is overwritten: their results are meaningless. CUDA
+    graphs are captured over this cache to learn their size, and again over the real cache.
     """
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)

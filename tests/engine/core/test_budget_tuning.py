@@ -47,7 +47,7 @@ def test_an_inter_token_target_lowers_the_budget() -> None:
 
 def test_the_minimum_budget_overrides_the_target() -> None:
     tuned = tune_budget(linear(0.020, 0.001), target_seconds=0.001, minimum=96, maximum=1024)
-    assert (tuned.token_budget, tuned.bound) == (96, "fewest tokens")
+    assert (tuned.token_budget, tuned.bound) == (96, "lower limit")
     assert tune_budget(linear(0.020, 0.001), target_seconds=None, minimum=1, maximum=100).token_budget == 100
 
 

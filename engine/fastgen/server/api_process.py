@@ -46,10 +46,10 @@ class Role:
     """What an API process is within its server.
 
     Attributes:
-        process: its number; the first, 0, started the engine and the others, and ends with them.
+        process: its number. Number 0 started the engine and the other processes, and ends if one of them does.
         engine: the engine process.
         counts: what the processes count together.
-        folder: private to the server.
+        folder: directory of the server's sockets.
         others: the other processes; None in each of them.
     """
 
@@ -110,8 +110,10 @@ class APIProcess:
         """Serve until a signal arrives and return the exit code.
 
         Raises:
+            ConfigError: if the settings or the model are not supported.
+            EngineStartError: if the engine fails to start for another reason.
             EngineDeadError: if the engine dies or hangs.
-            APIProcessError: if another API process dies.
+            APIProcessError: if another API process ends by itself.
         """
         # Ctrl-C in a terminal reaches all processes. The first one passes it on, as SIGTERM.
         for number in (signal.SIGTERM, signal.SIGINT) if self._is_first else (signal.SIGTERM,):
@@ -198,7 +200,7 @@ class APIProcess:
             self._steps.record(report)
 
     def _forget(self, process: int) -> None:
-        """Drop what another process, which has exited, counted and asked for."""
+        """Clear the counts of a process that has exited, and end its requests in the engine."""
         self.role.counts.clear(process)
         if self._engine is not None:
             self._engine.leave(process)
@@ -216,8 +218,8 @@ class APIProcess:
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[None], supervising: asyncio.Task[None]) -> None:
         """Let open requests finish within the drain time, then abort the rest.
 
-        Aborted requests keep their output so far. Connections made before end with their next response, and idle ones
-        after a moment. The first API process also waits for the others.
+        Aborted requests keep their output so far. Connections made before the drain end with their next response, and
+        idle ones after `_IDLE_SECONDS`. The first API process also waits for the others.
 
         Raises:
             EngineDeadError: if the engine dies or hangs.

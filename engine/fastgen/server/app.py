@@ -89,7 +89,7 @@ def create_app(
 
 
 def _endpoints(service: Service) -> FastAPI:
-    # The pages of FastAPI load scripts of another site.
+    # FastAPI's documentation pages load scripts from another site.
     app = FastAPI(title="FastGen", version=VERSION, docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.check_large_body = service.check_large_body

@@ -43,7 +43,7 @@ class ModelFiles:
         """Find the files and read their configuration.
 
         Raises:
-            ConfigError: if the settings or the model are not supported.
+            ConfigError: if the model cannot be found or read, or it or a setting is not supported.
         """
         source = ModelSource.open(engine.model)
         default_name = hub_repository(engine.model) or default_model_name(engine.model)
@@ -68,7 +68,7 @@ async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asy
         engine: the start of the engine. If the load fails or is cancelled, the engine is stopped.
 
     Raises:
-        ConfigError: if the settings or the model are not supported.
+        ConfigError: if a setting or the model is not supported, or its tokenizer is damaged.
         EngineStartError: if the engine fails to start for another reason.
     """
     try:
@@ -102,7 +102,7 @@ async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asy
 
 
 def _guarded(tokenizer: Tokenizer, thinking: ReasoningFormat | None, longest: int) -> GuardedEncoder:
-    """Return what encodes prompts in which clients cannot write special tokens."""
+    """Return the encoder of prompts in which clients cannot write special tokens."""
     template = tokenizer.chat_template
     written = reranker.LITERAL_TEXT + ("" if template is None else template.literal_text())
     control = tokenizer.control_tokens(written, thinking.marks if thinking else ())

@@ -33,10 +33,10 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
         launch: the engine process, which waits for its configuration.
 
     Raises:
-        ConfigError: if the settings or the model are not supported.
+        ConfigError: if a setting, the model or the address cannot be used.
         EngineStartError: if the engine fails to start for another reason.
         EngineDeadError: if the engine dies or hangs while it serves.
-        APIProcessError: if another API process than this first one dies.
+        APIProcessError: if an API process other than the first ends by itself.
     """
     started = time.monotonic()
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the output, and unused
@@ -54,7 +54,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
         for number, listener in enumerate(listeners):
             if number != process:
                 listener.close()  # its process alone accepts its connections
-        tracer = Tracer(endpoint) if is_configured(endpoint, os.environ) else None  # it has a thread
+        tracer = Tracer(endpoint) if is_configured(endpoint, os.environ) else None  # after the fork: it starts a thread
         role = Role(process, engine, counts, launch.folder, others)
         listener = listeners[process]
         try:
@@ -67,7 +67,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, launch: Launch
     def serve_beside(process: int) -> int:
         try:
             return serve(process, launch.shared(process), None)
-        except (ConfigError, EngineError) as error:  # the first process finds the same, and its line is the last
+        except (ConfigError, EngineError) as error:  # the first process fails too, and reports it last
             log.error("API process %d: %s", process, error)
             return error.exit_code if isinstance(error, EngineError) else exit_codes.BAD_CONFIGURATION
 

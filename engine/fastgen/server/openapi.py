@@ -37,14 +37,15 @@ _ERRORS = {
     "400": "A field has an invalid value; `param` names it.",
     "401": "The API key is missing or invalid.",
     "403": "The Host header names another host.",
-    "404": "The model is not served here, or for another task.",
+    "404": "The model is not served here, or the server has another task.",
     "408": "The request was not received in time, or its `timeout` passed before the first token.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
     "429": "The queue is full; retry after Retry-After seconds.",
     "431": "The request line and headers are too large.",
-    "500": "The engine died during the request.",
-    "503": "The server is loading, draining or out of memory, or its engine is dead; retry after Retry-After seconds.",
+    "500": "The engine died during the request, or the server failed; its log has the details.",
+    "503": "The server is loading, draining or out of memory, or its engine is late or dead; retry after Retry-After "
+    "seconds, if the response says so.",
 }
 
 

@@ -13,15 +13,15 @@ _FINDING_SECONDS = 5.0
 
 
 class Supervision:
-    """Waits for the other API processes of a server. There are none for those processes themselves.
+    """Waits for the other API processes of a server. Only the first process has others to wait for.
 
     Args:
         others: None in each process but the first.
         on_exit: called with the number of a process that has exited.
 
     Attributes:
-        lost: set once a process has ended by itself.
-        loss: which one.
+        lost: set after a process has ended by itself.
+        loss: the error that names the process; None before.
     """
 
     def __init__(self, others: APIProcesses | None, on_exit: Callable[[int], None]) -> None:

@@ -23,7 +23,7 @@ class BodyBudget:
     large unfinished bodies does not keep others out.
 
     Args:
-        max_bytes: of all bodies together, except small ones.
+        max_bytes: of all bodies together. Small ones count, too, but are not rejected.
 
     Attributes:
         num_bytes: what all bodies hold now.
@@ -35,7 +35,7 @@ class BodyBudget:
         self.num_bytes = 0
 
     def add(self, body: HeldBody, num_bytes: int) -> None:
-        """Count further bytes of a body that is arriving; reject bodies if they are too many."""
+        """Count further bytes of a body that is arriving; reject bodies if all together have too many."""
         body.num_bytes += num_bytes
         self.num_bytes += num_bytes
         self._arriving.add(body)
@@ -73,7 +73,7 @@ class HeldBody:
         self._rejected = asyncio.Event()
 
     def reject(self) -> None:
-        """Make `check` fail, and `next_message` return."""
+        """Make `check` raise its error, and a `next_message` that waits."""
         self._rejected.set()
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class HeldBody:
         """Return the next message of the request.
 
         Raises:
-            APIError: 503 if the body has been rejected.
+            APIError: 503 if the body is rejected while the rest of it is awaited.
         """
         if self.is_complete or not self.num_bytes:
             return await receive()

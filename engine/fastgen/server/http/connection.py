@@ -2,7 +2,8 @@
 
 It limits what a client can make the server keep before a request is served: the size of its head, the time that it
 takes to arrive, the requests that wait for the response before theirs, and the number of connections. It closes
-connections during a drain, and lets a response write its body to the transport directly. It never changes the protocol.
+connections during a drain, and lets a response write its body to the transport directly. It ignores requests to
+upgrade to another protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fastgen.server.http.errors import APIError
 
 # Request line and headers together: the largest limit among common proxies.
 MAX_HEAD_BYTES = 64 << 10
-# A header takes ten times its bytes.
+# In memory, a header takes ten times its bytes.
 _MOST_HEADERS = 256
 # Requests that a connection may have sent before it gets the response to an earlier one.
 _MOST_PIPELINED = 64
@@ -120,7 +121,7 @@ class Connection(HttpToolsProtocol):
     """Rejects invalid HTTP, oversized heads and slow requests with an OpenAI error, then closes.
 
     Attributes:
-        read_seconds: most time in which a request must arrive, and in which a client must read some of a response.
+        read_seconds: how long a request may take to arrive, and a client may read nothing of a response.
         waiting: connections of the server without a request in progress, the one that has waited longest first.
     """
 
@@ -136,7 +137,10 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no request is being received or answered."""
+        """Return whether no request is being received or answered.
+
+        A new connection counts as receiving its first request.
+        """
         return self._timer is None and (self.cycle is None or bool(self.cycle.response_complete))
 
     def end_soon(self, idle_seconds: float) -> None:
@@ -281,7 +285,7 @@ class Connection(HttpToolsProtocol):
         self._watch_client()
 
     def _watch_client(self) -> None:
-        """Disconnect the client if it reads nothing of what has been written: that would wait in memory for ever."""
+        """Disconnect the client if it reads nothing of a response for `read_seconds`: the rest is held in memory."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         num_bytes = self.transport.get_write_buffer_size()
@@ -322,7 +326,7 @@ def is_kept(scope: Scope) -> bool:
 
 
 def connection_class(read_seconds: float) -> type[Connection]:
-    """Return a Connection that must receive each request within `read_seconds` of its first byte."""
+    """Return the connections of one server: a subclass of `Connection` with its `read_seconds`."""
     return type("Connection", (Connection,), {"read_seconds": read_seconds, "waiting": {}})
 
 

@@ -23,7 +23,7 @@ class APIError(Exception):
         message: what happened and what to do.
         param: the invalid field, if any.
         code: machine-readable error code; also the reason label of `request_rejected_total`.
-        retry_after: seconds after which the client may retry; None if retrying does not help.
+        retry_after: value of the Retry-After header, in seconds; None for no header.
     """
 
     def __init__(

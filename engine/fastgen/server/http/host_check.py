@@ -22,8 +22,8 @@ AUTO = "auto"
 class HostCheck:
     """Middleware that rejects requests for other hosts than this one with 403.
 
-    An IP address, `localhost` and names without a dot are always allowed: a page cannot have them as its own. `allowed`
-    lists further names; `*.example.com` allows the names below it, and `*` all.
+    IP addresses, names without a dot, names below `localhost` and this machine's own name are always allowed: no page
+    of another site can have them. `allowed` lists further names; `*.example.com` allows the names below it, `*` all.
 
     With `auto`, all other names are rejected if the request comes from a browser and the connection was made to the
     loopback address. That protects a developer's machine and `kubectl port-forward`. Requests by other programs, and
@@ -70,7 +70,7 @@ def _name_of(host: str) -> str:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether no page can have this host, and still be another site's."""
+    """Return whether no page of another site can have this host."""
     host = host.removesuffix(".")
     if "." not in host or host.endswith(".localhost"):
         return True

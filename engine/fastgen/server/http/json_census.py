@@ -57,7 +57,7 @@ class JSONCensus:
 
 
 def _ignored(_number: str) -> None:
-    """Stand for a number. Python code, where a thread gives up the interpreter's lock."""
+    """Replace a number. The decoder, written in C, calls it; other threads can run only in Python code."""
 
 
 def largest_field(text: bytes | bytearray) -> str | None:

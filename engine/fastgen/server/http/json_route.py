@@ -75,8 +75,10 @@ async def _received(request: Request) -> bytearray:
     """Return the body of a request; set whether it is large.
 
     Raises:
-        APIError: 400 as soon as it has too many values; names the field with most of them.
-        ClientDisconnect: if the client leaves.
+        APIError: 400 as soon as it has too many values, naming the field with most of them; 503 if all bodies together
+            are too large.
+        HTTPException: 413 if it is too large.
+        ClientDisconnect: if the client disconnects.
     """
     body, census, context = bytearray(), JSONCensus(), current()
     async for piece in request.stream():

@@ -20,10 +20,13 @@ ALL_ADDRESSES = "::"
 def listen(host: str, port: int, count: int) -> list[socket.socket]:
     """Return one listening socket per API process.
 
-    `ALL_ADDRESSES` are those of IPv4 alone on a machine without IPv6.
+    The kernel distributes connections between the sockets by the client's address and port. With one socket for all,
+    the process that is woken first would get a burst of connections.
 
-    The kernel distributes connections between them by their address. One socket for all would give a burst of
-    connections to the process that is woken first.
+    Args:
+        host: address to listen on. Without IPv6 on the machine, `ALL_ADDRESSES` means all IPv4 addresses.
+        port: port to listen on; 0 chooses a free one.
+        count: number of API processes.
 
     Raises:
         ConfigError: if the address cannot be used, or another server uses it.
@@ -65,7 +68,7 @@ def _listener(host: str, port: int, *, shared: bool) -> socket.socket:
 def allow_many_connections() -> None:
     """Raise the limit on open files.
 
-    Each connection needs one, and the usual 1024 is less than the queue takes.
+    Each connection needs one, and the usual 1024 are fewer than the connections that the server accepts.
     """
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_OPEN_FILES if highest == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, highest)

@@ -27,9 +27,9 @@ class Outcome:
     Attributes:
         response_id: id in the response body.
         usage: tokens of all generations.
-        finish_reasons: one per generation; "none" if the client disconnected before its end.
+        finish_reasons: one per generation; "none" if the client disconnected or the request failed before its end.
         arrival: when the last byte of the request had arrived, in seconds of the monotonic clock.
-        queue_seconds: time from arrival to the first scheduled step, with tokenization; None if never scheduled.
+        queue_seconds: time from arrival to the first step, including tokenization; None if never scheduled.
         first_token_seconds: time from arrival to the first token; None without a token.
         total_seconds: time from arrival to the end.
     """

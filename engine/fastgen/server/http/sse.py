@@ -38,7 +38,7 @@ class EventTemplate:
     __slots__ = ("_after", "_before")
 
     def __init__(self, body_with: Callable[[str], object]) -> None:
-        # JSON escapes the quotes within other strings, so none of them can contain this one, which has its own.
+        # The mark is found with its quotes: JSON escapes quotes within strings, so no other string contains it.
         self._before, self._after = event(body_with(_MARK)).split(msgspec.json.encode(_MARK))
 
     def event(self, text: str) -> bytes:
@@ -49,7 +49,7 @@ class EventTemplate:
 class EventStream(Response):
     """A response of server-sent events, which `run` writes.
 
-    The response ends it when the client disconnects. A comment is sent after `keep_alive_seconds` of silence, also
+    When the client disconnects, `run` is cancelled. A comment is sent after `keep_alive_seconds` of silence, also
     while the request is queued, because proxies and clients drop idle connections. The specification of server-sent
     events recommends one every 15 seconds or so; clients ignore comments.
     """

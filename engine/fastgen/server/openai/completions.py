@@ -53,8 +53,8 @@ async def rendered_completion(body: CompletionRequest, model: ServedModel) -> Re
     """Return what to generate; the prompts are all strings or all token lists.
 
     Raises:
-        RequestError: if the model cannot serve it.
-        APIError: if grammars cannot be checked now.
+        RequestError: if the model cannot serve the request.
+        CheckerUnavailable: if grammars cannot be checked now.
     """
     grammar = await model.grammars.admitted(body.structure())
     bad_words = await encode_bad_words(body.bad_words, model.tokenizer)

@@ -15,7 +15,7 @@ def echoed(prompt: str | list[int], kept: Sequence[int], tokenizer: Tokenizer, h
         prompt: the prompt as given.
         kept: its tokens, or those that `truncate_prompt_tokens` keeps of them.
         tokenizer: the model's.
-        hidden: tokens that give no text if the prompt was given as tokens; a given text is returned as it is.
+        hidden: tokens without text if the prompt was given as tokens. If it was given as text, all tokens have text.
     """
     if not isinstance(prompt, str):
         return _text(kept, tokenizer, hidden)

@@ -40,7 +40,7 @@ class TokenText:
         return f"token_id:{token_id}" if self.as_ids else self.token_bytes(token_id).decode(errors="replace")
 
     def key(self, token_id: int) -> str:
-        """Return a unique key: the token's text, or its bytes if they are not valid UTF-8."""
+        """Return the token's key in `top_logprobs`: its text, or its bytes if they are not valid UTF-8."""
         if self.as_ids:
             return f"token_id:{token_id}"
         spelling = self.token_bytes(token_id)

@@ -26,7 +26,7 @@ _OTHER_ROUTES: tuple[tuple[str, str], ...] = (
     (r"/v1/(un)?load_lora_adapter", "adapters are not supported"),
     (r"/generate|/invocations|/inference/.*", _GENERATE),
     (r"/server_info|/get_server_info|/get_model_info", "/v1/models and /metrics describe the model and the server"),
-    (r"/health_generate|/ping", "/ready is 200 while requests are accepted, and /health while the process lives"),
+    (r"/health_generate|/ping", "/ready is 200 while requests are accepted, and /health unless the engine is dead"),
 )
 _PATTERNS = tuple((re.compile(pattern), instead) for pattern, instead in _OTHER_ROUTES)
 

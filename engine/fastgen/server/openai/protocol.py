@@ -64,7 +64,7 @@ class SamplingNumbers(BaseModel):
 
 
 class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, EngineFields):
-    """Fields that both endpoints share."""
+    """Fields that completions and chat completions share."""
 
     n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None
     max_tokens: Integer | None = None
@@ -239,7 +239,7 @@ class CompletionRequest(GenerationRequest):
 class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     """Body of /v1/chat/completions."""
 
-    # Whether functions without `strict` are strict, where the tool format can enforce it; so in /v1/responses.
+    # Whether functions without `strict` are strict where the tool format can enforce it. True for /v1/responses.
     is_strict_by_default: ClassVar[bool] = False
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

@@ -88,7 +88,7 @@ async def encode_rendered(
 
     Args:
         tokenizer: the model's.
-        guarded: encodes it if the prompt is marked; None if clients may write special tokens.
+        guarded: encodes a prompt in which client text is marked; None if clients may write special tokens.
         rendered: the prompt.
         param: the field.
         add_special_tokens: whether to add the model's tokens around a text.
@@ -112,7 +112,7 @@ async def encode_rendered(
 async def encode_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the token sequences that spell these words.
 
-    Each word is spelled at the start of a text, after a space and within a line.
+    Each word is spelled at the start of a text, after a space and directly after other characters.
     """
     if not words:
         return ()

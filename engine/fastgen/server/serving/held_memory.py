@@ -1,6 +1,6 @@
 """Memory that requests hold while they are open: the tokens of their prompts, and log-probabilities.
 
-Both are bounded for each request, by name, and for all requests of a process together.
+Both are bounded for each request, with an error that names the field, and for all requests of a process together.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _RETRY_SECONDS = 5
 
 
 def held_bytes(requests: Sequence[Request], num_candidates: int) -> int:
-    """Return roughly how much `num_candidates` generations of each request hold at most; each has its own prompt.
+    """Return roughly how many bytes `num_candidates` generations of each request hold at most.
 
-    Log-probabilities are counted with their alternatives.
+    Each generation has its own copy of the prompt. Log-probabilities are counted with their alternatives.
 
     Raises:
         RequestError: if one HTTP request may not hold so much; names the field and the limit.

@@ -29,9 +29,12 @@ _OTHER_REPLICA_RETRY_SECONDS = 1
 class ServedModel:
     """A loaded model and what serves it.
 
-    It has an engine, a tokenizer, checks, a tool-call format and, if it thinks, a reasoning format.
-    `generation_defaults` are sampling parameters of requests that do not set them. `task` is what the server does.
-    `guarded` encodes prompts in which clients cannot write special tokens; None if they may.
+    Attributes:
+        grammars: checks the grammars of requests.
+        reasoning_format: None if reasoning is not parsed.
+        generation_defaults: sampling parameters of requests that do not set them.
+        task: what the server does with the model.
+        guarded: encodes prompts in which clients cannot write special tokens; None if they may.
     """
 
     engine: EngineClient
@@ -104,7 +107,8 @@ class Lifecycle:
             APIError: 503 on a new connection while the server drains.
         """
         if self._draining and not kept:
-            raise APIError(503, "draining", code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
+            message = "the server is draining and accepts no requests on new connections; send the request again"
+            raise APIError(503, message, code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
 
     def why_not_healthy(self) -> str | None:
         """Return why the process is unhealthy; None while the engine is alive or loading."""

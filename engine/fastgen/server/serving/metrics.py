@@ -260,7 +260,7 @@ class Metrics:
         exposed: CollectorRegistry = self.registry
         if others or self._has_vllm_names:
             source: Collector = Sum(self.registry, others) if others else self.registry
-            exposed = CollectorRegistry(auto_describe=bool(names))  # only then does it need to know what it has
+            exposed = CollectorRegistry(auto_describe=bool(names))  # `restricted_registry` needs the names
             exposed.register(WithVLLMNames(source) if self._has_vllm_names else source)
         # In OpenMetrics, the library would replace the colons of vLLM's names.
         encode, content_type = choose_encoder("" if self._has_vllm_names else accept)

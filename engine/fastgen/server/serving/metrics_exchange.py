@@ -37,7 +37,7 @@ class MetricsExchange:
     Args:
         registry: this process's metrics.
         update: brings their gauges up to date.
-        folder: private to the server.
+        folder: directory of the server's sockets.
         process, num_processes: this process's number, from 0, and how many there are.
     """
 
@@ -66,7 +66,7 @@ class MetricsExchange:
             yield
         finally:
             part = self._folder / f"metrics-{self._process}.part"
-            with suppress(FileNotFoundError):  # the first process has removed the folder: nothing asks any more
+            with suppress(FileNotFoundError):  # the first process has removed the folder: no process asks any more
                 part.write_bytes(self._encoded())
                 part.rename(self._last(self._process))
             server.close()

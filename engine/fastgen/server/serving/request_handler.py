@@ -122,7 +122,8 @@ class RequestHandler:
             on_change: called when there is something to `take`, unless that was so before.
 
         Raises:
-            APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
+            APIError: if the engine dies or lacks the memory, if a grammar takes too much work or memory, or if the
+                deadline passes before the first token.
         """
         self._on_change = on_change
         try:
@@ -151,7 +152,7 @@ class RequestHandler:
         """Run to the end and return the chosen outputs, one per choice, in order.
 
         Raises:
-            APIError: if the engine dies or lacks the memory, or if the deadline passes before the first token.
+            APIError: see `run`.
         """
         await self.run()
         wanted, candidates = self.rendered.num_choices, self.rendered.num_candidates
@@ -177,7 +178,7 @@ class RequestHandler:
     def push(self, token_output: TokenOutput) -> None:
         """Add an output of the engine; tell the response if it waits for that.
 
-        A stop string ends its generation; the engine need not know why.
+        A generation that a stop string has ended is cancelled in the engine.
         """
         index, num_new = self._indices[token_output.request_id], len(token_output.token_ids)
         if num_new and self.rendered.prompt_only:
@@ -200,10 +201,7 @@ class RequestHandler:
                 self._on_change()
 
     def fail(self, error: Exception | None = None) -> None:
-        """End the request with an error.
-
-        By default the engine has exited, so a generation has no more outputs.
-        """
+        """End the request with `error`; None means that the engine has exited."""
         self._failure = error or engine_died(self._engine.exit_message)
         self._ended.set()
 

@@ -40,15 +40,15 @@ class ServedTask:
         """Return the task for the settings and the model's files, without `answers`.
 
         Raises:
-            ConfigError: if the model cannot do it.
+            ConfigError: if the model cannot do the task, or `pooling` is set for another task than "embed".
         """
         name = cast(Any, _named(source) if task == "auto" else task)
         if name != "generate" and source.native is None:
-            raise ConfigError(f"--task {name}: models that transformers' code runs only generate; remove it")
+            raise ConfigError(f"--task {name}: models that transformers' code runs only generate; remove --task")
         if name != "embed" and source.native is not None and not source.native.has_head:
             raise ConfigError(f"--task {name}: the model has no output head, only hidden states; use --task embed")
         if pooling != "auto" and name != "embed":
-            raise ConfigError(f"--pooling {pooling}: this server {_DOES[name]}; set --task embed, or remove it")
+            raise ConfigError(f"--pooling {pooling}: this server {_DOES[name]}; set --task embed, or remove --pooling")
         if name != "embed":
             return cls(name)
         if pooling == "auto":
@@ -74,6 +74,6 @@ class ServedTask:
 
 
 def _named(source: ModelSource) -> TaskName:
-    """Return the task that the model's files name."""
+    """Return the task that the model's files imply."""
     has_head = source.native is None or source.native.has_head
     return "generate" if has_head and (source.native is None or pooling_config(source) is None) else "embed"

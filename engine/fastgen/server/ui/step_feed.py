@@ -63,7 +63,7 @@ class StepFeed:
         self._is_closed = False
 
     def record(self, report: StepReport) -> None:
-        """Queue a report for every watcher. The engine sent reports without a trace while there was no watcher."""
+        """Queue a report for every watcher. Reports without a trace are ignored."""
         trace = report.trace
         if trace is None or not self._watchers:
             return
@@ -87,7 +87,7 @@ class StepFeed:
         """Yield updates until the feed is closed.
 
         Args:
-            switch: called with True before the first watch begins, and with False when the last has ended.
+            switch: called with True when a watch begins, and with False when the last one has ended.
             batch_seconds: least time between two updates.
 
         Raises:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
@@ -63,6 +64,20 @@ def test_two_structures_in_one_request_are_rejected() -> None:
     with pytest.raises(RequestError, match="guided_regex: response_format already gives a structure") as raised:
         structure(response_format={"type": "json_object"}, guided_regex="a")
     assert raised.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("json_object", "yes", "must be true or false"),
+        ("regex", "", "must be a non-empty string"),
+        ("choice", [], "must be a list of non-empty strings"),
+        ("json", 5, "must be a JSON schema"),
+    ],
+)
+def test_an_invalid_key_of_structured_outputs_is_named(key: str, value: object, fault: str) -> None:
+    with pytest.raises(ValidationError, match=f"{key} {fault}"):
+        ChatRequest.model_validate({"messages": messages_for("a"), "structured_outputs": {key: value}})
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> Req
 
     Raises:
         RequestError: if the model cannot serve it.
-        APIError: if the server cannot serve it now.
+        APIError: if the server cannot serve it now, or has another task.
+        CheckerUnavailable: if grammars cannot be checked now.
     """
     model = service.model_for("generate")
     body.check()

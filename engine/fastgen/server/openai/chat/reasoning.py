@@ -44,10 +44,13 @@ def _reads(source: str, variable: str) -> bool:
 
 
 def start_of(body: ChatRequest, model: ServedModel, prompt: str) -> Start:
-    """Return where generations after this rendered prompt start; after the reasoning if the model has none.
+    """Return whether generations after this rendered prompt start before, inside or after the reasoning.
+
+    Without a reasoning format, all text is the answer, so they start after.
 
     Raises:
-        RequestError: if the request has a budget that cannot be enforced.
+        RequestError: if the request has a thinking budget, and reasoning is not parsed or its closing mark is not a
+            single token.
     """
     format, why = model.reasoning_format, None
     if format is None:
@@ -68,7 +71,7 @@ def reasoned(answer: Grammar | None, body: ChatRequest, model: ServedModel, star
     A set of allowed tokens applies to the reasoning too, so it cannot be combined with a budget.
 
     Raises:
-        RequestError: if it is combined with a budget.
+        RequestError: if a set of allowed tokens is combined with a budget.
     """
     budget = body.thinking_token_budget
     if model.reasoning_format is None:

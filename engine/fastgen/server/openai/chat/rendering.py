@@ -1,4 +1,4 @@
-"""A chat request as the engine and the parsers of its output get it."""
+"""Converts a chat request to the engine's request and what the parsers of its output need."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def rendered_chat(body: ChatRequest, model: ServedModel) -> RenderedReques
     """Return what to generate for a conversation, and what the output means.
 
     Raises:
-        RequestError: if the model cannot serve it.
-        APIError: if grammars cannot be checked now.
+        RequestError: if the model cannot serve the request.
+        CheckerUnavailable: if grammars cannot be checked now.
     """
     tools, prompt, start = await off_loop(_prepared, body, model)
     tools, grammar = await _constrained(body, model, tools, start)
@@ -56,10 +56,11 @@ async def rendered_chat(body: ChatRequest, model: ServedModel) -> RenderedReques
 
 
 def chat_prompt(body: ChatRequest, model: ServedModel, tools: Tools) -> str:
-    """Render the conversation with the model's chat template.
+    """Render the conversation with the request's chat template, or the model's.
 
     Raises:
-        RequestError: if there is no chat template, or the template rejects the messages.
+        RequestError: if there is no valid chat template, or it rejects the messages or has no variable for the
+            reasoning effort.
     """
     template = _chat_template(body, model)
     messages = [message.for_template() for message in body.messages]
@@ -112,10 +113,10 @@ def _prepared(body: ChatRequest, model: ServedModel) -> tuple[Tools, str, Start]
 async def _constrained(
     body: ChatRequest, model: ServedModel, tools: Tools, start: Start
 ) -> tuple[Tools, Grammar | None]:
-    """Return the tools as far as they are enforced, and the grammar of the output."""
+    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output."""
     structure, format = body.structure(), model.reasoning_format
     if tools:
-        # The text before a call must not contain reasoning, which the model may open itself.
+        # The model may open its reasoning itself, and text before a call must not contain it.
         excluded = [format.opening] if format is not None and start is Start.OPEN else []
         tools, structure = await constrained(tools, model, body.max_calls, structure, excluded)
     else:

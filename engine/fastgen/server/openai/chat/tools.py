@@ -19,7 +19,7 @@ from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.registry import call_grammar, describe_tools, free_grammar
 
-# Rules of one tool besides its schema, about.
+# Approximate size of the rules of one tool besides its schema.
 _BYTES_PER_TOOL = 256
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -32,7 +32,7 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
     """Return the tools that the model may call.
 
     Raises:
-        RequestError: if the request requires a call of a tool that it does not define.
+        RequestError: if the request requires a call, and does not define the tool, or any.
     """
     (mode, named), functions = body.tool_choice, [tool.function for tool in body.tools or []]
     names, is_required = [function.name for function in functions], mode == "required"
@@ -42,7 +42,7 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
         raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
     if mode == "none":
         return ()
-    # Not by default where text before a call could not begin with a brace or bracket: answers may be JSON.
+    # Without an opening mark, strict calls forbid answers that begin with a brace or bracket, and answers may be JSON.
     strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
     only = None if named is None else names.index(named)
     return tuple(
@@ -64,9 +64,9 @@ async def constrained(
     structure: Structure | None,
     excluded: Sequence[str] = (),
 ) -> tuple[Tools, Structure | None]:
-    """Return the tools as far as their schemas can be enforced, and the checked grammar of the output.
+    """Return the tools, marked with whether their schemas are enforced, and the checked grammar of the output.
 
-    A schema that cannot be enforced is not, unless it must hold: then any object may be the arguments.
+    If a schema cannot be enforced, the request is rejected if it must hold; otherwise the arguments may be any object.
 
     Args:
         tools: one or more.
@@ -77,7 +77,7 @@ async def constrained(
 
     Raises:
         RequestError: if `structure` is not JSON or invalid, or a schema that must hold cannot be enforced.
-        APIError: if grammars cannot be checked now.
+        CheckerUnavailable: if grammars cannot be checked now.
     """
     if structure is not None:
         _check_combination(*structure)

@@ -23,7 +23,7 @@ _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 
 def _schema_grammar(schema: Any) -> Grammar:
-    """Return the grammar of a JSON schema, which is an object or a string."""
+    """Return the grammar of a JSON schema, given as an object or as JSON text."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -111,11 +111,18 @@ def _structured_outputs(value: Any) -> Grammar | None:
     if unknown or not any(value.get(kind) is not None for kind in _KINDS):
         wrong = f"; {unknown[0][:40]!r} is not one of them" if unknown else ""
         raise ValueError(f"must have one of {', '.join(_KINDS)}{wrong}")
-    found = [_KINDS[kind](given) for kind, given in value.items() if kind in _KINDS and given is not None]
+    found = [_of_kind(kind, given) for kind, given in value.items() if kind in _KINDS and given is not None]
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
         raise ValueError("gives two structures; keep one of them")
     return next(iter(grammars), None)
+
+
+def _of_kind(kind: str, given: Any) -> Grammar | None:
+    try:
+        return _KINDS[kind](given)
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}") from None
 
 
 def _field(make: Callable[[Any], Grammar | None], *schemas: dict[str, Any], description: str | None = None) -> Any:

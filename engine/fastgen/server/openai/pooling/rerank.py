@@ -88,7 +88,7 @@ class _PairsRequest(PoolingRequest):
         """Return the indices of each pair: the same first text with each second one, or both lists in step.
 
         Raises:
-            RequestError: if the lists have different lengths.
+            RequestError: if there are several first texts, but not one for each second text.
         """
         first, second = map(len, self.texts())
         if first not in (1, second):
@@ -187,7 +187,8 @@ async def _questions(body: _PairsRequest, model: ServedModel, pairs: list[tuple[
     """Return the engine's requests that ask a reranker about each pair, without ids.
 
     Raises:
-        RequestError: if a text is too long, or a value out of range.
+        RequestError: if a text is too long or would become a control token, a value is out of range, or
+            `truncation_side` is left.
     """
     if body.truncation_side == "left":
         raise field_error("truncation_side", "the question comes first; use right")

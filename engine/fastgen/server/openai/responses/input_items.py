@@ -12,10 +12,10 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "
 def messages_of(items: list[Any]) -> list[dict[str, Any]]:
     """Return input items as messages.
 
-    The items of an assistant's turn (reasoning, text, function calls) become one message.
+    The items of an assistant's turn (reasoning, text, function calls) become one message, which reasoning begins.
 
     Raises:
-        ValueError: if an item is not supported; names it by its index.
+        ValueError: if an item is not supported, naming it by its index, or if there is no message.
     """
     messages: list[dict[str, Any]] = []
     for index, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""Output items of a response in the order of the generation, and the events that tell a stream of them."""
+"""Output items of a response in the order of the generation, and the events that report them in a stream."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Output:
         return events
 
     def close(self, status: ItemStatus) -> list[ItemEvent]:
-        """Close the open item, if any, with this status, or as incomplete if it is a call that `stop` has cut."""
+        """Close the open item, if any, with this status. A call that a stop string or token cut is incomplete."""
         is_cut = self.finish_reason == "stop" and isinstance(self._open, FunctionCallItem)
         return list(self._close("incomplete" if is_cut else status))
 

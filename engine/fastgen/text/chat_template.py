@@ -22,7 +22,7 @@ _PROBE = "fastgen_probe"
 
 
 class ChatTemplateError(ValueError):
-    """The template rejected the messages. The error message is the template's."""
+    """The template rejected the messages or failed. The message says why, often in the template's words."""
 
 
 class ChatTemplate:
@@ -102,7 +102,7 @@ class ChatTemplate:
         return template.render(messages, context, control)
 
     def literal_text(self) -> str:
-        """Return the texts in the sources of the templates, one in a line."""
+        """Return the literal texts in the sources of the templates, one per line."""
         templates = dict.fromkeys((self._template, self._tool_template, self._document_template))
         return "\n".join(text for template in templates for text in template.literals())
 
@@ -124,7 +124,7 @@ class ChatTemplate:
         what the template emits after it.
 
         Raises:
-            ChatTemplateError: see `render`; also if the template does not render the last message's text.
+            ChatTemplateError: see `render`; also if the last message has no text, or the template does not render it.
         """
         content = messages[-1].get("content")
         parts = list(content) if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
@@ -154,7 +154,8 @@ class _Template:
             tree = made.parse(source)
             self._compiled = made.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"chat template: line {getattr(error, 'lineno', '?')}: {error}") from None
+            line = getattr(error, "lineno", "?")
+            raise ConfigError(f"chat template: line {line}: {error}; correct the template") from None
         self._form = MessageForm(tree, self._tried)
 
     def render(
@@ -165,7 +166,7 @@ class _Template:
         return self._rendered(shaped if control is None else list(map(control.guarded_message, shaped)), context)
 
     def literals(self) -> Iterator[str]:
-        """Yield the texts in the template's source."""
+        """Yield the literal texts in the template's source."""
         tree = environment().parse(self._source)
         yield from (node.data for node in tree.find_all(nodes.TemplateData))
         yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))

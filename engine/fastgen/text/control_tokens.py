@@ -3,7 +3,7 @@
 A chat template writes role marks such as `<|im_end|>` as text, and the tokenizer makes tokens of them. The same text in
 a message would become the same token, and forge the end of the message. So before a template renders client text, a
 character that occurs in no text is put into each spelling of a control token. After it, spellings with this character
-inside are encoded as plain text, and those without are the template's. transformers has the same purpose in
+inside are encoded as plain text, and those without are the template's. transformers serves the same purpose with
 `apply_chat_template(..., sanitize_control_tokens=True)`.
 """
 
@@ -21,7 +21,7 @@ class ControlTokens:
     """The control tokens of a model with a chat template.
 
     They are its special tokens and the added tokens that the template writes, such as DeepSeek's role marks, but not
-    white space, which templates write as ordinary text.
+    white space, which templates write as ordinary text. Tokens of one character are left out.
 
     Attributes:
         ids: of the control tokens.

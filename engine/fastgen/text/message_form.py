@@ -35,7 +35,7 @@ class MessageForm:
         self._call_form: tuple[bool, bool, bool] | None = None
 
     def shaped(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages whose content is a string, a list of text parts or null in the template's form."""
+        """Return messages in the template's form. Their content is a string, a list of text parts or null."""
         return [self._shaped(message) for message in messages]
 
     def _shaped(self, message: Message) -> dict[str, Any]:

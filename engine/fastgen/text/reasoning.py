@@ -28,7 +28,7 @@ class Start(Enum):
 
     OPEN = "open"  # the model may open its reasoning, or answer at once
     INSIDE = "inside"  # the prompt has opened the reasoning
-    AFTER = "after"  # the prompt has closed it, so there is none
+    AFTER = "after"  # the prompt has closed it, or the model has none: all text is the answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ class Tokenizer:
         """Build the tokenizer of a model.
 
         Args:
-            source: a GGUF file's `tokenizer.*` metadata; or a folder with tokenizer.json, and optionally
-                tokenizer_config.json, chat_template.jinja and additional_chat_templates.
+            source: a GGUF file's `tokenizer.*` metadata; or a folder with tokenizer.json, and optionally the files
+                that transformers reads beside it, such as tokenizer_config.json and chat_template.jinja.
 
         Raises:
-            ConfigError: if the kind of tokenizer is not supported or its files are damaged.
+            ConfigError: if the tokenizer is missing, damaged or not supported, or a chat template is not valid Jinja.
         """
         if isinstance(source, Path):
             files = TokenFiles(source)

@@ -53,7 +53,7 @@ class Vocabulary:
         special_ids: the same ids as a set.
 
     Raises:
-        ConfigError: if the tokenizer's decoder has neither spelling.
+        ConfigError: if the tokenizer's decoder has neither spelling, or an unsupported step.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, spelled: Mapping[int, bytes] | None = None) -> None:

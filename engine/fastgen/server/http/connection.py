@@ -285,7 +285,7 @@ class Connection(HttpToolsProtocol):
         self._watch_client()
 
     def _watch_client(self) -> None:
-        """Disconnect the client if it reads nothing of a response for `read_seconds`: the rest is held in memory."""
+        """Disconnect the client if it reads nothing for `read_seconds`: the response is held in memory."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         num_bytes = self.transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""uvicorn's server with a drain: it leaves signals to its caller, and connections end when they are told to."""
+"""uvicorn's server with a drain: the caller handles signals and decides when connections end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HTTPServer(uvicorn.Server):
 
     Args:
         app: the application.
-        request_read_seconds: how long a client may take to send a request.
+        request_read_seconds: how long a client may take to send a request, or read nothing of a response.
     """
 
     def __init__(self, app: ASGIApp, request_read_seconds: float) -> None:

@@ -29,13 +29,13 @@ if hasattr(_LIBC, "mallinfo2"):
 
 
 def return_free_pages() -> None:
-    """Return what has been freed to the system: no thread uses the free pages of another one's heap."""
+    """Give freed memory back to the system. A thread cannot reuse what is free in another thread's heap."""
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)
 
 
 def allocated_bytes() -> int:
-    """Return the bytes that are allocated by the C library; what is resident where it does not say so."""
+    """Return the bytes that the C library has allocated, or the resident bytes if it does not report them."""
     if hasattr(_LIBC, "mallinfo2"):
         info = _LIBC.mallinfo2()
         return int(info.uordblks + info.hblkhd)

@@ -1,4 +1,4 @@
-"""Checks the grammars of requests before an engine compiles them, in another process, which they may end."""
+"""Checks the grammars of requests before an engine compiles them, in processes that they may crash."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class CheckerUnavailable(Exception):
 
 
 class GrammarChecker:
-    """Has grammars rehearsed by a process that the first one starts, and remembers the verdicts.
+    """Has grammars rehearsed by another process, and remembers the verdicts.
 
-    A grammar that ends its rehearsal affects no other one. Methods may be called in any thread. The process ends with
-    this object.
+    The first grammar starts the process, which ends with this object. A grammar that ends its rehearsal affects no
+    other one. Methods may be called in any thread.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -75,7 +75,9 @@ class GrammarChecker:
         return fault is not None or grammar.kind == "tokens"
 
     def check(self, grammar: Grammar) -> None:
-        """Rehearse a grammar unless its verdict is known. Takes milliseconds, and at most some seconds.
+        """Rehearse a grammar unless its verdict is known.
+
+        Takes milliseconds, for complex grammars seconds, and on a busy machine up to some minutes.
 
         Raises:
             InvalidGrammar: if the grammar is invalid or too complex, with the reason.

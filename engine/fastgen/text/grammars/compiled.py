@@ -127,7 +127,7 @@ class CompiledGrammars:
         return_free_pages()
 
     def fill_masks(self, constraints: Sequence[Constraint], masks: memoryview) -> list[int]:
-        """Write the masks of the constraints of a step, and return those that are not known; see `MaskThreads.fill`."""
+        """Write the masks of a step's constraints; return the indices of late ones. See `MaskThreads.fill`."""
         self._bound_memory()
         return self._masks.fill(constraints, masks)
 

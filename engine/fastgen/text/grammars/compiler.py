@@ -35,7 +35,7 @@ _NAMES = {
 
 
 class InvalidGrammar(RequestError):
-    """A grammar that cannot be enforced, rejected under the field that usually has it.
+    """A grammar that cannot be enforced. `param` is the field that such a grammar usually comes from.
 
     Attributes:
         fault: what is wrong with it.

@@ -45,7 +45,7 @@ class MaskThreads:
             masks: a writable array of uint32 words: the row of the first constraint, then that of the next.
 
         Returns:
-            The constraints whose masks are not known in time. Their rows are unchanged.
+            The indices of the constraints whose masks are not known in time. Their rows are unchanged.
         """
         unknown = [each for each in constraints if isinstance(each, GrammarMatcher) and each.needs_mask]
         quick = []
@@ -65,7 +65,7 @@ class MaskThreads:
         return late
 
     def _find(self, constraints: Sequence[GrammarMatcher]) -> None:
-        """Compute masks, and wait for them a short time. Those that have not been begun by then are left out."""
+        """Compute masks, waiting at most `WAIT_SECONDS`. Those that have not been begun by then are left out."""
         self._late = [finding for finding in self._late if not finding.done()]
         num_shares = min(len(constraints), self._num_mask_threads, self._num_all_threads - len(self._late))
         # Each thread takes every n-th constraint. The library releases the GIL while it computes.

@@ -72,12 +72,12 @@ class GrammarMatcher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether another sequence of the grammar computes its mask."""
+        """Whether another sequence of the grammar is computing a mask."""
         return self.lexer.computing.locked()
 
     @property
     def needs_mask(self) -> bool:
-        """Whether its next mask is unknown, and nobody computes it."""
+        """Whether its next mask is unknown, and no thread computes it."""
         return not self.is_pending and self._words is None and self.end is None
 
     def find_mask(self) -> None:

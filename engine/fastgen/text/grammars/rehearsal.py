@@ -1,4 +1,4 @@
-"""Compile a grammar and follow it for a while, in a process that it may end.
+"""Compile a grammar and follow it for a while, in a process that it may crash.
 
 The engine process would take the same steps with the same library. A grammar on which the library crashes, runs out of
 memory or time, or comes to a dead end, is found here instead. Dead ends that can be read off the rules are named.
@@ -33,7 +33,8 @@ from fastgen.text.grammars.limits import (
 _WALKS = (6,) * 6 + (96,) * 10
 _LEAST_STEPS = 100
 _WALKING_SECONDS = 0.015
-# A match does not end before, if it can continue: what follows a rare beginning is not missed for an empty match.
+# Tokens before which a random match does not end if it can continue: empty matches would hide what follows rare
+# beginnings.
 _SHORTEST_WALK = 4
 _SOME_BIT = re.compile(rb"[^\0]")
 

@@ -129,7 +129,7 @@ def _check_ids(backend: tokenizers.Tokenizer, files: TokenFiles) -> None:
         contradiction = f"the tokenizer's files give {token.content!r} the id {token_id}, and the vocabulary {found}"
         if end is not None and token.content == end.content:
             raise ConfigError(f"eos_token: {contradiction}; save the tokenizer again with transformers")
-        log.warning("%s, as in transformers", contradiction)
+        log.warning("%s, which is used, as in transformers", contradiction)
 
 
 def _is_token(value: object) -> bool:

@@ -59,7 +59,7 @@ def build(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers
 
 
 def spelled(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> dict[int, bytes]:
-    """Return the bytes of the tokens that do not spell them as words do, as llama.cpp does."""
+    """Return by id the bytes of tokens that are spelled literally or have no text, as in llama.cpp."""
     if metadata.get(_EMBEDDED):
         return {}
     bytes_of = {}
@@ -141,7 +141,7 @@ def _sentence_piece(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> 
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
-    """Add control, unknown and user-defined tokens, which are never split. Only the last are shown."""
+    """Add control, unknown and user-defined tokens, which are never split. Only the first two are special."""
     stripping = _PHI3_STRIPPING if _PHI3 in vocabulary.tokens else frozenset()
     special: list[AddedToken] = []
     plain: list[AddedToken] = []
@@ -158,7 +158,7 @@ def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], vocabu
     """Add BOS and EOS around prompts if the metadata requires them.
 
     Raises:
-        ConfigError: if it does not name the token.
+        ConfigError: if the metadata does not name such a token.
     """
     pre_tokenizer = PRE_TOKENIZERS.get(str(metadata.get("tokenizer.ggml.pre", "")))
     is_sentence_piece = metadata["tokenizer.ggml.model"] == "llama"
@@ -172,8 +172,8 @@ def _add_ends(backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], vocabu
     for name in around:
         if name not in vocabulary.ids:
             raise ConfigError(
-                f"tokenizer.ggml.{name}_token_id: names no token, and add_{name}_token requires it; "
-                "convert the model again"
+                f"tokenizer.ggml.{name}_token_id: names no token, but prompts get one, because "
+                f"tokenizer.ggml.add_{name}_token is true or missing; convert the model again"
             )
     if around:
         tokens = {name: vocabulary.tokens[vocabulary.ids[name]] for name in around}

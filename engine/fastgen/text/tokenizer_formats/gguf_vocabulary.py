@@ -178,12 +178,13 @@ def check_length(name: str, found: list[Any], tokens: list[str]) -> None:
 
 
 def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int, default: int | None) -> int | None:
-    """Return the id that a key gives a special token; the default, if that is a token, without a valid one.
+    """Return the id that a key gives a special token.
 
+    If it gives no valid one, return the default if that is a token, otherwise None.
     Converters write 4294967295, which is -1, for a token that a model does not have.
 
     Raises:
-        ConfigError: if the value is no number.
+        ConfigError: if the value is not an integer.
     """
     key = f"tokenizer.ggml.{name}_token_id"
     found = metadata.get(key)

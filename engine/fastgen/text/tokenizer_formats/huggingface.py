@@ -28,7 +28,7 @@ def build(directory: Path, files: TokenFiles) -> tokenizers.Tokenizer:
     """Return the tokenizer of tokenizer.json with the tokens that the other files add.
 
     Raises:
-        ConfigError: if the file is missing or cannot be read.
+        ConfigError: if tokenizer.json is missing, damaged or not supported, or contradicts the other files.
     """
     path = directory / _FILE
     if not path.is_file():
@@ -88,7 +88,7 @@ def end_token_id(directory: Path) -> int | None:
     The tokenizer is built only if the files do not declare the id.
 
     Raises:
-        ConfigError: if a file is damaged.
+        ConfigError: if a file is damaged, or the tokenizer is built and not supported.
     """
     files = TokenFiles(directory)
     if "eos_token" not in files.named:
@@ -102,10 +102,12 @@ def end_token_id(directory: Path) -> int | None:
 
 
 def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name, from files or settings. The usual one is named `default`.
+    """Return a model's chat templates by name: `default` is the one for ordinary requests.
 
-    As in transformers, chat_template.jinja replaces all templates of the settings. chat_template.json, a processor's
-    file of older models, counts if there is no other.
+    As in transformers, `default` is chat_template.jinja. Without that file, the templates are those of `settings`, the
+    contents of tokenizer_config.json: one, which is `default`, or several with names. If there are none, `default` is
+    that of chat_template.json, which older models have. Files in additional_chat_templates add or replace
+    templates, named after the files.
 
     Raises:
         ConfigError: if a template cannot be read.

@@ -18,7 +18,7 @@ _SPACE = "\u2581"
 
 
 def applies(tokenizer_class: object) -> bool:
-    """Return whether a class in tokenizer_config.json, None for the model's own, has the setting."""
+    """Return whether a class in tokenizer_config.json, None for the model's own, applies the setting."""
     if tokenizer_class is None:
         return True
     return str(tokenizer_class).removesuffix("Fast").removesuffix("Tokenizer") in _CLASSES

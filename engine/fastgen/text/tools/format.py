@@ -62,9 +62,12 @@ class ToolFormat(Protocol):
         """Return a parser of one generation with `tools` offered."""
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; the rule `calls` matches one to `most_calls` calls, None for no limit.
+        """Return Lark rules; the rule `calls` matches one call if `most_calls` is 1, otherwise one or more.
 
         If the format has an `opening`, the rule `opened` matches what follows it.
+
+        Raises:
+            SchemaError: if the schema of a tool cannot be enforced.
         """
 
     def new_id(self) -> str:
@@ -78,7 +81,7 @@ def quoted(text: str) -> str:
 
 
 def repeated(item: str, separator: str, most: int | None) -> str:
-    """Return a rule body: `item`, repeated with `separator` between."""
+    """Return a rule body: one `item` if `most` is 1, otherwise one or more with `separator` between."""
     return item if most == 1 else f"{item} ({separator} {item})*"
 
 

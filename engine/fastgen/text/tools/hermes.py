@@ -64,7 +64,7 @@ class _Reader(Machine):
         return True
 
     def _inside(self) -> bool:
-        """Drop what follows a call without meaning, its closing mark included."""
+        """Drop text without meaning after a call, its closing mark included."""
         dropped = self.drop(STRAYS, _CLOSE)
         if dropped is None:
             return False

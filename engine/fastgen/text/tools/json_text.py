@@ -15,7 +15,7 @@ class JsonReader:
     """Follows a JSON object or array through pieces of text, and rewrites what `loaded` accepts as strict JSON.
 
     Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
-    encoded as UTF-8. Missing closing brackets are added where a bracket before them closes, and before one of `marks`:
+    encoded as UTF-8. Missing closing brackets are added where an outer bracket is closed, and before one of `marks`:
     texts outside of strings that end the value. Their first characters differ and occur only once in them.
     """
 

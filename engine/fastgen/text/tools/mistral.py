@@ -122,7 +122,7 @@ class _Reader(Machine):
         return True
 
     def _behind(self) -> bool:
-        """Drop what follows a call without meaning."""
+        """Drop text without meaning after a call."""
         if self.drop(STRAYS) is None:
             return False
         self.state = self._reading

@@ -61,7 +61,7 @@ class ParameterSchema:
 
 
 def _of_python(text: str) -> str | None:
-    """Return a list or dictionary in Python's spelling as JSON; None if it is none."""
+    """Return a list or dictionary in Python's spelling as JSON; None if the text is neither."""
     try:
         value = ast.literal_eval(text)
         return (

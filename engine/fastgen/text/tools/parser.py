@@ -12,7 +12,7 @@ from fastgen.text.tools.json_call import CallReader
 
 State = Callable[[], bool]
 
-# What models write behind a call without meaning: brackets too many, and the end of a code fence.
+# Text without meaning that models write after a call: surplus brackets, and the end of a code fence.
 STRAYS = ("}", "]", "```")
 
 

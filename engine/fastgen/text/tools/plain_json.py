@@ -45,7 +45,7 @@ class Llama3Json(PlainJson):
 
 
 class _Reader(Machine):
-    """Parses calls at the beginning of the generation, maybe in a fence; text after anything else is content."""
+    """Parses calls at the beginning of a generation, maybe in a code fence; all other text is content."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(self._beginning)
@@ -66,7 +66,7 @@ class _Reader(Machine):
         return True
 
     def _behind(self) -> bool:
-        """Drop what follows the calls without meaning."""
+        """Drop text without meaning after the calls."""
         if self.drop(STRAYS) is None:
             return False
         self.state = self._content

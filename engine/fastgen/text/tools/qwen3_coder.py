@@ -192,7 +192,7 @@ class _Reader(Machine):
             self._value += text
 
     def _closing(self) -> bool:
-        """Drop what follows a function without meaning, its closing mark included."""
+        """Drop text without meaning after a function, its closing mark included."""
         dropped = self.drop((_FUNCTION_END, _PARAMETER_END), _CLOSE)
         if dropped is None:
             return False

@@ -52,7 +52,11 @@ def call_grammar(
     most_calls: int | None,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """Return the grammar of calls of these tools; with `answer`, a JSON grammar, of either."""
+    """Return the grammar of calls of these tools; with `answer`, a JSON grammar, of calls or the answer.
+
+    Raises:
+        SchemaError: if the schema of a tool or of the answer cannot be enforced.
+    """
     rules = [
         f"start: calls{'' if answer is None else ' | answer'}\n",
         format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),

@@ -64,9 +64,10 @@ async def constrained(
     structure: Structure | None,
     excluded: Sequence[str] = (),
 ) -> tuple[Tools, Structure | None]:
-    """Return the tools, marked with whether their schemas are enforced, and the checked grammar of the output.
+    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output.
 
-    If a schema cannot be enforced, the request is rejected if it must hold; otherwise the arguments may be any object.
+    The grammar has been checked. If a schema cannot be enforced, the request is rejected if it must hold; otherwise the
+    arguments may be any object.
 
     Args:
         tools: one or more.

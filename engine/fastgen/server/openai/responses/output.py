@@ -1,4 +1,4 @@
-"""Output items of a response in the order of the generation, and the events that report them in a stream."""
+"""Output items of a response in the order of the generation, and the stream events that report them."""
 
 from __future__ import annotations
 

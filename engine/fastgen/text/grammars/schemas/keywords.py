@@ -1,4 +1,4 @@
-"""Keywords of one schema: which of them are applied, which say nothing, and which cannot be enforced."""
+"""Keywords of one schema: which are applied, which have no effect, and which cannot be enforced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Schema = Mapping[str, Any]
 # Keywords that apply schemas to the same value: what these evaluate is not visible in the schema itself.
 _IN_PLACE = frozenset({"anyOf", "allOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
 
-# Keywords of JSON Schema that llguidance does not implement, each with the condition under which it says nothing.
+# Keywords of JSON Schema that llguidance does not implement, each with the condition under which it has no effect.
 _UNENFORCEABLE: dict[str, Callable[[_Schema], bool]] = {
     "not": lambda schema: schema["not"] is False,
     "if": lambda schema: not {"then", "else"} & set(schema),
@@ -37,7 +37,8 @@ _UNENFORCEABLE: dict[str, Callable[[_Schema], bool]] = {
 def applied(schema: _Schema, place: str) -> dict[str, Any] | Literal[False]:
     """Return the keywords of a schema in the spelling of draft 2020-12; False if nothing matches it.
 
-    Older drafts' keywords are replaced by those of this draft, and what can be said by other keywords is.
+    Keywords of older drafts are replaced by those of this draft, and unsupported ones by supported ones where those
+    mean the same.
 
     Raises:
         SchemaError: if one of them cannot be enforced.
@@ -151,7 +152,7 @@ def _rewrite_property_names(found: dict[str, Any]) -> None:
 
 # A pattern that matches the whole of one of several names, without any other operator.
 _NAMES = re.compile(r"\^\(?(?:\?:)?((?:[\w\- ]|\\[^\w\s])+(?:\|(?:[\w\- ]|\\[^\w\s])+)*)\)?\$", re.ASCII)
-# Operators that may match names without end.
+# Operators with which a pattern may match infinitely many names.
 _ENDLESS = re.compile(r"[*+]|\{\d+,\}")
 
 

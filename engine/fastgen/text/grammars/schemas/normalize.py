@@ -1,6 +1,6 @@
 """Rewrite a JSON schema so that llguidance enforces it exactly.
 
-The library accepts more than it can follow, and rejects keywords that say nothing. What it gets is a document of the
+The library accepts more than it can follow, and rejects keywords that have no effect. What it gets is a document of the
 keywords that it implements, with bounds in the form that it computes with and every reference to `$defs`.
 """
 
@@ -168,7 +168,7 @@ def _add_bounds(found: dict[str, Any], given: Mapping[str, Any], place: str) -> 
     types = found.get("type", "number")
     is_integer = "integer" in types and "number" not in types
     if not is_integer and "number" not in types:
-        return  # they say nothing of the other types
+        return  # they do not apply to other types
     if given.get("multipleOf") is not None:
         found["multipleOf"] = step(given["multipleOf"], within(place, "multipleOf"))
     found.update(integer_bounds(given, place) if is_integer else float_bounds(given, place))

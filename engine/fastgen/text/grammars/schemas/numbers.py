@@ -17,7 +17,7 @@ _LEAST, _GREATEST = -((1 << 63) - 1024), (1 << 63) - 1
 _LONG = 10**18
 # Greatest bound of floats; the library converts their integral part to 64 bits.
 _MOST_FLOAT = 1e15
-# Most digits after the decimal point of a bound of floats.
+# Least bound of floats, apart from 0.
 _LEAST_FLOAT = 1e-15
 # Greatest `multipleOf`, without its decimal point: the library builds an automaton of as many states. Together they may
 # be multiplied, where schemas are merged.
@@ -46,7 +46,7 @@ def integer_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     beyond 2^53, they allow fewer.
 
     Raises:
-        SchemaError: if a bound is not a number, or no integer fits that fits into 64 bits.
+        SchemaError: if a bound is not a number, or no 64-bit integer is within the bounds.
     """
     lower, upper = _bounds(schema, place)
     least = None if lower is None else math.floor(lower[0]) + 1 if lower[1] else math.ceil(lower[0])
@@ -71,7 +71,7 @@ def float_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the bounds of numbers in the form of draft 2020-12.
 
     Raises:
-        SchemaError: if a bound is not a number, or too large or small for the library, or no number fits.
+        SchemaError: if a bound is not a number, or too large or small for the library, or no number is within them.
     """
     lower, upper = _bounds(schema, place)
     for bound in (lower, upper):
@@ -109,7 +109,9 @@ def step(value: object, place: str) -> int | float:
     places = next((places for places in range(_MOST_PLACES + 1) if (exact * 10**places).denominator == 1), None)
     if places is None or exact * 10**places > _MOST_STEPS:
         raise SchemaError.at(
-            place, f"{given} cannot be enforced: at most {_MOST_STEPS}, without the decimal point, can; leave it out"
+            place,
+            f"{given} cannot be enforced: without the decimal point it must be at most {_MOST_STEPS}, with up to "
+            f"{_MOST_PLACES} decimals; leave it out",
         )
     return given
 
@@ -123,14 +125,16 @@ def check_steps(steps: Iterable[int | float]) -> None:
     exact = {Fraction(repr(each)) for each in steps}
     places = math.lcm(*(each.denominator for each in exact))
     if len(exact) > 1 and math.lcm(*(int(each * places) for each in exact)) > _MOST_COMMON_STEPS:
-        raise SchemaError("multipleOf: its values have a least common multiple that is too large to be enforced")
+        raise SchemaError(
+            "multipleOf: its values have a least common multiple that is too large to be enforced; leave one out"
+        )
 
 
 def check_value(value: object, place: str) -> None:
     """Check the numbers in a constant, at any depth.
 
     Raises:
-        SchemaError: if one of them is not exact as a 64-bit float.
+        SchemaError: if one of them is beyond 2^53, where 64-bit floats are not exact, or not finite.
     """
     if isinstance(value, Mapping):
         for key, part in value.items():

@@ -15,7 +15,7 @@ def check_base(schema: dict[str, Any], place: str) -> None:
     """Check a schema within a document.
 
     Raises:
-        SchemaError: if it has an id of its own, which its references to `#` are relative to.
+        SchemaError: if it has an id of its own and references that begin with `#`, which are relative to that id.
     """
     for name in ("$id", "id"):
         if (
@@ -24,7 +24,7 @@ def check_base(schema: dict[str, Any], place: str) -> None:
             and '"$ref": "#' in json.dumps(schema)
         ):
             raise SchemaError.at(
-                within(place, name), "references below an id of its own are not read; leave the id out"
+                within(place, name), "references below an id of its own are not supported; leave the id out"
             )
 
 
@@ -32,7 +32,7 @@ def check_recursion(definitions: Mapping[str, Any]) -> None:
     """Check normalized definitions.
 
     Raises:
-        SchemaError: if one requires itself of the same value. Nothing matches it, and lists of it have dead ends.
+        SchemaError: if one requires itself for the same value. Nothing matches it, and lists of it have dead ends.
     """
     try:
         TopologicalSorter({name: set(_required(schema)) for name, schema in definitions.items()}).prepare()
@@ -60,14 +60,15 @@ class References:
         """Return the schema that a `$ref` refers to.
 
         Raises:
-            SchemaError: if it is in another document, or not in this one.
+            SchemaError: if it refers outside this document, or to nothing in it.
         """
         if not isinstance(reference, str):
             raise SchemaError.at(place, "must be a string")
         base, _, fragment = reference.partition("#")
         own = self._document.get("$id", self._document.get("id")) if isinstance(self._document, dict) else None
         if base and base != own:
-            raise SchemaError.at(place, f"{reference[:100]!r} is not within the schema; only its own parts are read")
+            fault = "refers outside this schema, which is not supported; copy the definition into $defs"
+            raise SchemaError.at(place, f"{reference[:100]!r} {fault}")
         if not fragment or fragment.startswith("/"):
             return self._pointed(unquote(fragment), reference, place)
         if self._anchors is None:

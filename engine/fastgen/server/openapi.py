@@ -44,8 +44,8 @@ _ERRORS = {
     "429": "The queue is full; retry after Retry-After seconds.",
     "431": "The request line and headers are too large.",
     "500": "The engine died during the request, or the server failed; its log has the details.",
-    "503": "The server is loading, draining or out of memory, or its engine is late or dead; retry after Retry-After "
-    "seconds, if the response says so.",
+    "503": "The server is loading, draining or out of memory, or its engine hangs or is dead; retry after "
+    "Retry-After seconds, if the response has that header.",
 }
 
 

@@ -73,7 +73,7 @@ class HeldBody:
         self._rejected = asyncio.Event()
 
     def reject(self) -> None:
-        """Make `check` raise its error, and a `next_message` that waits."""
+        """Make `check` raise APIError, and with it a `next_message` that waits."""
         self._rejected.set()
 
     def check(self) -> None:

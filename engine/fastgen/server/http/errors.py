@@ -22,7 +22,8 @@ class APIError(Exception):
         status: HTTP status.
         message: what happened and what to do.
         param: the invalid field, if any.
-        code: machine-readable error code; also the reason label of `request_rejected_total`.
+        code: machine-readable error code; for rejections also the label `reason` of
+            `fastgen_request_rejected_total`.
         retry_after: value of the Retry-After header, in seconds; None for no header.
     """
 

@@ -177,7 +177,7 @@ class _Vocabulary:
 
 
 def summary(fault: str) -> str:
-    """Return the first line of llguidance's message, which may continue with a drawing."""
+    """Return the line of llguidance's message that says what is wrong, at most 300 characters."""
     lines = [line.strip() for line in fault.splitlines() if line.strip()]
     message = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
     return message.removeprefix("error: ")[:300]

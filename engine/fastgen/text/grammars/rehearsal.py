@@ -33,14 +33,13 @@ from fastgen.text.grammars.limits import (
 _WALKS = (6,) * 6 + (96,) * 10
 _LEAST_STEPS = 100
 _WALKING_SECONDS = 0.015
-# Tokens before which a random match does not end if it can continue: empty matches would hide what follows rare
-# beginnings.
+# Least tokens of a random match that could continue: empty matches would hide what follows rare beginnings.
 _SHORTEST_WALK = 4
 _SOME_BIT = re.compile(rb"[^\0]")
 
 
 def limit_process() -> None:
-    """Limit this process to what one grammar may take: it is killed beyond that."""
+    """Limit this process to what one grammar may take. Beyond that it is killed, or allocating memory fails."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_REHEARSAL_CPU_SECONDS, MOST_REHEARSAL_CPU_SECONDS + 1))
     _limit(resource.RLIMIT_STACK, REHEARSAL_STACK_BYTES)

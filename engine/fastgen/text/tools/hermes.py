@@ -30,7 +30,7 @@ class Hermes(ToolFormat):
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; `calls` matches one or more calls."""
+        """Return Lark rules; see `ToolFormat.rules`."""
         return (
             f"calls: {spell(_OPEN)} opened\n"
             f"opened: {repeated('call', f'{quoted(chr(10))} {spell(_OPEN)}', most_calls)}\n"

@@ -37,7 +37,7 @@ class Mistral(ToolFormat):
         return _Reader()
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; `calls` matches one or more calls."""
+        """Return Lark rules; see `ToolFormat.rules`."""
         return (
             f"calls: {spell(_CALLS)} opened\n"
             f'opened: " "? "[" {repeated("call", quoted(", "), most_calls)} "]"\n'
@@ -55,7 +55,7 @@ class MistralArguments(Mistral):
     example = f"{_CALLS}<function name>{_ARGS}<object>"
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; `calls` matches one or more calls."""
+        """Return Lark rules; see `ToolFormat.rules`."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]
         return (
             f"calls: {spell(_CALLS)} opened\nopened: {repeated('call', spell(_CALLS), most_calls)}\n"

@@ -30,7 +30,7 @@ class PlainJson(ToolFormat):
         return _Reader(frozenset(tool.name for tool in tools))
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; `calls` matches one or more calls."""
+        """Return Lark rules; see `ToolFormat.rules`."""
         del spell
         call = named_objects(tools, self._arguments)
         return f"calls: {repeated('call', quoted('; '), most_calls)}\ncall: {call}\n{json_arguments(tools)}"

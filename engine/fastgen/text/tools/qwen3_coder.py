@@ -48,7 +48,7 @@ class Qwen3Coder(ToolFormat):
         return _Reader(tools)
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
-        """Return Lark rules; `calls` matches one or more calls with parameters in schema order."""
+        """Return Lark rules; see `ToolFormat.rules`. Parameters are in the order of the schema."""
         functions = " | ".join(f"function_{i}" for i in range(len(tools)))
         return (
             f"calls: {spell(_OPEN)} opened\n"

@@ -32,7 +32,7 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
     """Return the tools that the model may call.
 
     Raises:
-        RequestError: if the request requires a call, and does not define the tool, or any.
+        RequestError: if the request requires a call, and defines no tool or not the one that it names.
     """
     (mode, named), functions = body.tool_choice, [tool.function for tool in body.tools or []]
     names, is_required = [function.name for function in functions], mode == "required"

@@ -1,6 +1,7 @@
 """Fields that give the structure of the output, converted to grammars.
 
-They are OpenAI's response_format, vLLM's guided_* and structured_outputs, and SGLang's json_schema, regex and ebnf.
+They are OpenAI's response_format, vLLM's guided_*, structured_outputs and allowed_token_ids, and SGLang's json_schema,
+regex and ebnf.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "
 def messages_of(items: list[Any]) -> list[dict[str, Any]]:
     """Return input items as messages.
 
-    The items of an assistant's turn (reasoning, text, function calls) become one message, which reasoning begins.
+    The items of an assistant's turn (reasoning, text, function calls) become one message; reasoning begins a new one.
 
     Raises:
         ValueError: if an item is not supported, naming it by its index, or if there is no message.
@@ -26,7 +26,7 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"item {index}: {error}") from None
     if not any("content" in message for message in messages):
-        raise ValueError("has no message")
+        raise ValueError("has no message; add one")
     return messages
 
 

@@ -162,7 +162,7 @@ def _declare_matched_names(found: dict[str, Any], place: str) -> None:
     The library lets a generation begin another property of a pattern although all of its names may be taken.
 
     Raises:
-        SchemaError: if a declared or required name matches a pattern that may have no other names.
+        SchemaError: if a declared or required name matches a pattern with a limited number of names.
     """
     patterns = found.get("patternProperties")
     if not isinstance(patterns, Mapping):

@@ -30,7 +30,8 @@ _LENGTHS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProp
 def normalized(schema: object) -> dict[str, Any]:
     """Return an equivalent schema that llguidance enforces.
 
-    Equivalent up to bounds of integers beyond 2^53, which get narrower: see `integer_bounds`.
+    It matches fewer values in three cases: integers beyond 2^53 (`integer_bounds`), numbers next to an exclusive bound
+    of 0 (`float_bounds`), and objects without the property that tells the schemas of a `oneOf` apart (`exclusive`).
 
     Raises:
         SchemaError: if the schema is invalid, or a keyword cannot be enforced. The message names it.

@@ -70,6 +70,8 @@ def integer_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
 def float_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the bounds of numbers in the form of draft 2020-12.
 
+    An exclusive bound of 0 becomes an inclusive one of 1e-15 or -1e-15.
+
     Raises:
         SchemaError: if a bound is not a number, or too large or small for the library, or no number is within them.
     """

@@ -62,6 +62,8 @@ class GrammarChecker:
     def is_accepted(self, grammar: Grammar) -> bool:
         """Return whether a grammar is known to be accepted; False if it has to be rehearsed.
 
+        A set of tokens is always accepted.
+
         Raises:
             InvalidGrammar: if it is known to be rejected.
         """

@@ -73,7 +73,7 @@ class PreTokenizer:
 
 
 def _by(*expressions: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """Return a sequence of splits; each applies to the pieces of the previous one."""
+    """Return a function that creates a sequence of splits; each applies to the pieces of the previous one."""
 
     def make() -> pre_tokenizers.PreTokenizer:
         splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]

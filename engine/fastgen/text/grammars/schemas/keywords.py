@@ -128,7 +128,7 @@ def _rewrite_unevaluated(found: dict[str, Any]) -> None:
 
 
 def _rewrite_property_names(found: dict[str, Any]) -> None:
-    """Replace `propertyNames` with a pattern where the schema declares no properties, as records of zod do not."""
+    """Replace `propertyNames` with declared names or a pattern, if there are no properties, as in zod's records."""
     names = found.get("propertyNames")
     if not isinstance(names, Mapping) or found.get("properties") or found.get("patternProperties"):
         return

@@ -1,4 +1,5 @@
 """Kernels for operations that libraries lack: `cpu` in numba, `gpu` as torch operators with kernels in `triton`.
 
-`reference` holds readable twins in plain torch, which tests compare the kernels with.
+`reference` holds readable twins in plain torch. Tests compare the kernels with them, and operators run some of them on
+CPUs.
 """

@@ -1,4 +1,7 @@
-"""Readable twins of the kernels in plain torch, which tests compare the kernels with."""
+"""Readable twins of the kernels in plain torch.
+
+Tests compare the kernels with them. The operators of `fastgen.kernels.gpu` run some of them on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +108,8 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The largest absolute value of a block becomes ± 127.
 
     Returns:
-        int8 [T, blocks, 32], and scales [T, blocks] in float32. Values of blocks below 1e-36 are 0. Scales of blocks
-        with infinity or NaN are not finite.
+        int8 [T, blocks, 32], and scales [T, blocks] in float32. A block whose largest absolute value is below 1e-36 has
+        values of 0. Scales of blocks with infinity or NaN are not finite.
     """
     blocks = F.pad(x.float(), (0, -x.shape[1] % 32)).view(len(x), -1, 32)
     largest = blocks.abs().amax(2)

@@ -1,7 +1,8 @@
 """Models: configurations, checkpoints and forward passes.
 
-The HTTP process reads a model's shape and tokenizer: `source`, `hub`, `config`, `checkpoint.gguf_file` and
-`checkpoint.dequantise` import neither torch nor numba. Everything else runs in the engine process.
+The HTTP process reads a model's shape, tokenizer and defaults. So `source`, `hub`, `config`, `generation_defaults`,
+`pooling`, `processor`, `checkpoint.gguf_file` and `checkpoint.dequantise` import neither torch nor numba. The other
+modules run in the engine process only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from fastgen.config import ConfigError
 
 
 class ModelError(ConfigError):
-    """A model that cannot be served. The message is one line that names the file or field and the remedy."""
+    """A model that cannot be served. The message, one line, names the file, field or tensor at fault."""
 
 
 def first_line(error: Exception) -> str:

@@ -10,7 +10,8 @@ import torch
 from fastgen.kernels.gpu.transfers import upload
 from fastgen.model.step_input import IntArray, StepInput
 
-# Elements by which the arrays of an input are aligned: kernels are compiled again for addresses of less than 16 bytes.
+# Alignment of the arrays of an input, in elements: for addresses that are not multiples of 16 bytes, kernels would be
+# compiled again.
 _ALIGNMENT = 4
 
 
@@ -30,8 +31,8 @@ class DeviceInput:
         query_starts: [S + 1], first token of each sequence, and the number of tokens without padding.
         seq_lens: [S], keys of each sequence after the step.
         block_tables: [S, M], blocks of each sequence in order; entries beyond its length are arbitrary.
-        logit_rows: [R], tokens whose last hidden states are needed: those that sample, then those with prompt
-            logprobs, then those that are pooled.
+        logit_rows: [R], tokens whose last hidden states are needed: those that sample, then those that are scored
+            (`StepInput.scored_tokens`), then those that are pooled.
         sampled_rows, sampled_positions: [N], row and position of each token to sample.
     """
 
@@ -96,10 +97,10 @@ class InputLayout:
 
     @classmethod
     def padded(cls, num_tokens: int, max_rows: int, block_size: int) -> InputLayout:
-        """Return the layout for all steps of up to `num_tokens` tokens.
+        """Return the layout for steps of up to `num_tokens` tokens and `max_rows` sequences.
 
-        Such a step has at most one logit row for each sequence. The layout has room for the blocks of these
-        tokens. A sequence with a prefix from the cache, or swapped in, brings more.
+        It has room for one logit row for each sequence; prompt logprobs and pooling may need more. It has room for the
+        blocks of these tokens; a sequence with a prefix from the cache, or one that is swapped in, has more.
         """
         most = min(num_tokens, max_rows)
         return cls(
@@ -118,7 +119,7 @@ class InputLayout:
         """Return the arrays of a step, padded. Updates of block tables beyond `num_updates` are left out.
 
         Args:
-            step: a step that fits.
+            step: a step that fits, except for its updates.
             table_length: entries of a row of the block tables.
             unused_place: index in the flat block tables that padded updates write to.
         """

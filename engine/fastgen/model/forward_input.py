@@ -1,4 +1,4 @@
-"""The input of a forward pass on the host's side: flat arrays, built once and used by every layer.
+"""The input of a forward pass, prepared on the host: flat arrays, built once and used by every layer.
 
 The rows of a step are its tokens: first the chunks of one token (decodes), then the longer chunks one after another,
 without padding.
@@ -38,17 +38,17 @@ class ChunkSpan:
 class ForwardInput:
     """The arrays of one step with T rows.
 
-    The first D rows are decodes; S are sampled, P get prompt logprobs, and Q are pooled.
+    The first D rows are decodes. S rows are sampled, P are scored and Q are pooled, as in `StepInput`.
 
     Attributes:
         token_ids: [T].
         positions: [T], position of each row in its sequence.
         blocks, slots: [T], cache location of each row's key and value.
         logit_rows: [S + P + Q], rows whose last hidden states are needed: the sampled rows in chunk order, then the
-            rows with prompt logprobs, then the pooled ones.
-        tables: block tables of all sequences in one array.
+            scored ones, then the pooled ones.
+        tables: block tables of all rows of the runner in one array.
         table_starts: [D], index of each decode's first block in `tables`.
-        contexts: [D], number of keys that each decode attends to, including its own.
+        contexts: [D], number of keys of each decode's sequence, including its own.
         chunks: chunks of several tokens.
     """
 

@@ -1,4 +1,4 @@
-"""A model's own sampling defaults, from its generation_config.json."""
+"""A model's own sampling defaults, from its generation_config.json, config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NUMBERS: Mapping[str, str] = {
 }
 # Tokens that are never generated, as in transformers; vLLM ignores them.
 BANNED = ("bad_words_ids", "suppress_tokens")
-# Keys with which transformers generates other tokens and the engine does not: their neutral values besides null.
+# Keys that change which tokens transformers generates and that the engine ignores, with their neutral values besides
+# null.
 IGNORED: Mapping[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": ([],),
     "constraints": ([],),
@@ -88,7 +89,7 @@ def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> Generatio
         model: a folder, or the `tokenizer.*` metadata of a GGUF file.
 
     Raises:
-        ModelError: if the file is not JSON or a value cannot be used.
+        ConfigError: if a file or key cannot be read; a ModelError if a value cannot be used.
     """
     if name == "none":
         return {}
@@ -125,13 +126,13 @@ def _banned(path: Path, given: Mapping[str, Any], vocab_size: Any) -> tuple[tupl
     """Return the token sequences that are never generated.
 
     Raises:
-        ModelError: if they are no token sequences of the vocabulary.
+        ModelError: if one is not a sequence of the vocabulary's tokens.
     """
     words = [*_entries(path, given, "bad_words_ids"), *([token] for token in _entries(path, given, "suppress_tokens"))]
     limit = vocab_size if type(vocab_size) is int else 1 << 31
     for word in words:
         if not isinstance(word, list) or not word or not all(type(token) is int for token in word):
-            raise ModelError(f"{path}: bad_words_ids, suppress_tokens: {shown(word)} is no list of tokens: {_REMEDY}")
+            raise ModelError(f"{path}: bad_words_ids, suppress_tokens: {shown(word)} is not a list of ids: {_REMEDY}")
         if not all(0 <= token < limit for token in word):
             raise ModelError(f"{path}: bad_words_ids, suppress_tokens: the vocabulary lacks {shown(word)}: {_REMEDY}")
     return tuple(map(tuple, words))

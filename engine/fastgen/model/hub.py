@@ -18,7 +18,7 @@ _IN_FOLDERS = ["*/*"]
 
 
 def hub_repository(model: str) -> str | None:
-    """Return `organisation/name` if MODEL does not exist on disk and may be on a hub, otherwise None."""
+    """Return the `organisation/name` of a model on a hub; None for an existing path or any other text."""
     match = _NAME.fullmatch(model)
     return None if match is None or Path(model).exists() else match["repository"]
 
@@ -28,8 +28,12 @@ def download_model(model: str) -> Path:
 
     Files that are not cached are downloaded, with progress bars on a terminal.
 
+    Args:
+        model: a name of which `hub_repository` returns the repository.
+
     Raises:
-        ModelError: one line with the reason and the remedy.
+        ModelError: if the hub has no such model or revision, denies access, or cannot be reached and the model is not
+            cached.
     """
     # Imported here, because models on disk do not need it.
     import huggingface_hub
@@ -48,7 +52,7 @@ def download_model(model: str) -> Path:
     except errors.GatedRepoError:
         raise ModelError(
             f"model {model}: gated: accept its terms at {constants.ENDPOINT}/{repository} and set HF_TOKEN to a token "
-            "of that account"
+            "of the account that accepted them"
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelError(f"model {model}: {constants.ENDPOINT} has no such revision of {repository}") from None

@@ -1,7 +1,7 @@
 """Load native models from disk onto a device.
 
-The functions take the length of the longest request, None for the model's default, and call `progress` with the
-fraction loaded, 0 to 1. They raise a ModelError that names a tensor if it cannot be used.
+The `load_*` functions take the length of the longest sequence to serve, None for the model's default, and call
+`progress` with the fraction loaded, 0 to 1. They raise a ModelError if a file or a tensor cannot be used.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def load_on_cpu(
         dtype: of weights, activations and cache: float32 or bfloat16.
         quantization: storage of matrices in memory, as in `EngineConfig`.
         make_backend: called like `CPUBackend` after the weights are loaded, so that kernels can be imported meanwhile.
+
+    Raises:
+        ConfigError: as `PackedFormat` and `Int8Format`.
+        ModelError: also as `CPUBackend`.
     """
     weight_format = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
     _, weights, ropes = _load(source, weight_format, max_model_length, progress)
@@ -81,7 +85,7 @@ def load_on_gpu(
 ) -> Decoder[DeviceInput]:
     """Load the model at `source` for the operators of `fastgen.kernels.gpu`.
 
-    `cache_dtype` is `dtype`, the default, or torch.float8_e4m3fn.
+    `cache_dtype` is torch.float8_e4m3fn, or None for `dtype`.
     """
     checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress)
     longest = max_model_length or source.architecture.default_length
@@ -107,7 +111,12 @@ def _load(
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """Open the checkpoint of `source`, whose tensors must be those of its architecture."""
+    """Open the checkpoint of `source`.
+
+    Raises:
+        ConfigError: as `open_safetensors`.
+        ModelError: naming a tensor that is missing, unknown or has another shape.
+    """
     if source.gguf is not None:
         return open_gguf(source.gguf, source.architecture)
     return open_safetensors(source.path, source.architecture)

@@ -1,4 +1,4 @@
-"""How a model pools, by sentence-transformers' modules.json or a GGUF file's metadata. Needs no torch."""
+"""How a model pools, from sentence-transformers' modules.json or GGUF metadata. Needs no torch."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ class PoolingConfig:
 
 
 def pooling_config(source: ModelSource) -> PoolingConfig | None:
-    """Return how the model at `source` pools; None if its files say nothing about it.
+    """Return how the model at `source` pools; None if its files do not say.
+
+    A method of a GGUF file that is not supported counts as none.
 
     Raises:
-        ModelError: naming the file and the unsupported module or method.
+        ConfigError: if a file cannot be read.
+        ModelError: naming the file and the unsupported module or method of modules.json.
     """
     if source.gguf is not None:
         kind = source.gguf.metadata.get("general.architecture")

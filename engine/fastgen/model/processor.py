@@ -89,6 +89,8 @@ class DtypeChoice:
 def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -> DtypeChoice:
     """Return the configured dtype; auto is bfloat16 on processors that multiply it, otherwise float32.
 
+    With `quantization`, the product weight-only computes in float32 on all processors.
+
     Raises:
         ConfigError: if quantization is combined with a dtype that its product lacks, or as `int8_choice`.
     """
@@ -131,7 +133,7 @@ def linear_choice(dtype: str = "float32", environment: Mapping[str, str] = os.en
 class Int8Choice:
     """The product with int8 weights, one of `INT8_CHOICES`, and the reason for it.
 
-    vnni quantises activations too; weight-only computes in float32.
+    `vnni` also quantises activations; `weight-only` computes in float32.
     """
 
     product: str

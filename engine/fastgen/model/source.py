@@ -1,4 +1,4 @@
-"""Open MODEL: a GGUF file, or a Hugging Face directory on disk or on a hub. Needs no torch."""
+"""Open a model: a GGUF file, or a Hugging Face directory on disk or on a hub. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastgen.model.hub import download_model, hub_repository
 from fastgen.model_files import optional_json_object, read_json_object
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
-# Names of the number of layers, of which transformers builds every one before it reads a weight.
+# Fields that hold the number of layers. transformers builds all layers before it reads a weight.
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -50,7 +50,7 @@ class ModelSource:
         """Open `model`, a path or the name of a model on a hub, which is downloaded if it is not cached.
 
         Raises:
-            ModelError: if it does not exist or cannot be served.
+            ConfigError: if one of its files is damaged; a ModelError if it does not exist or cannot be served.
         """
         try:
             path = Path(model).expanduser()
@@ -72,7 +72,7 @@ class ModelSource:
         file = GGUFFile(path)
         try:
             architecture = architecture_from_gguf(file)
-        except ConfigError as error:  # also of the tokenizer's keys
+        except ConfigError as error:  # a ModelError, or a plain ConfigError about the tokenizer's keys
             raise ModelError(f"{path}: {error}") from None
         tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
         return cls(path, architecture, tokenizer, file)
@@ -98,10 +98,10 @@ class ModelSource:
 def _native(
     config: dict[str, Any], generation_config: dict[str, Any], tokenizer_end: int | None
 ) -> ModelArchitecture | None:
-    """Return the architecture of a native model, or None if transformers' code may run it.
+    """Return the architecture of a native model, or None if transformers' code may run the model.
 
     Raises:
-        ModelError: naming the field of a model that neither can serve.
+        ModelError: naming the unsupported field.
     """
     try:
         if is_native(config):
@@ -116,7 +116,7 @@ def _check_for_transformers(fields: Fields) -> None:
     """Check the fields of a model that transformers' code may run.
 
     Raises:
-        ModelError: naming the field of a model that neither can serve.
+        ModelError: naming the unsupported field.
     """
     kind, classes = fields.value("model_type"), fields.texts("architectures")
     if not isinstance(kind, str):

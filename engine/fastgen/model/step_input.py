@@ -33,17 +33,18 @@ class StepInput:
     Attributes:
         swap_out: [n, 2], (cache block, host block) pairs to copy to the host buffer.
         swap_in: [n, 2], pairs to copy back.
-        new_rows: rows that a sequence gets in this step, if it will be sampled; whatever they held before is void.
+        new_rows: parameters of the rows that sequences get in this step, without pooled sequences. What these rows
+            held before is void.
         table_updates: [3, n], new entries of block tables: row, position in the table, block.
         rows: [S], row of each sequence.
         query_starts: [S + 1], index of each sequence's first token, then T.
-        seq_lens: [S], tokens of each sequence whose KV is in the cache after this step.
+        seq_lens: [S], number of tokens of each sequence with KV in the cache after this step.
         token_ids: [T]; -1 stands for the token sampled last for the row.
         slot_mapping: [T], cache slot of each token's key and value: block * block size + offset.
         sampled: [N], sequences that sample a token, as indices of `rows`.
         masked: [M], those of them that need a grammar's mask, as indices of `sampled`.
-        scored_tokens: [P], indices of tokens after which the logprob of the next prompt token is requested.
-        scored_targets: [P], that next token.
+        scored_tokens: [P], indices of tokens after which the logprob of another token is requested.
+        scored_targets: [P], that other token: the next one of the prompt, or one of `Pooling.token_ids`.
         scored_top: [P], number of most likely tokens to report beside it.
         pooled: [G], sequences whose hidden states are pooled, as indices of `rows`.
         pooled_starts: [G + 1], index of each one's first token in `pooled_tokens`, then Q.
@@ -154,7 +155,7 @@ class StepInputBuilder:
     def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
         """Give rows to sequences that have none.
 
-        Return the new rows, and the blocks that the runner does not have.
+        Return `StepInput.new_rows` and `StepInput.table_updates`.
         """
         new_rows: list[RowParameters] = []
         rows: list[int] = []
@@ -196,7 +197,7 @@ class StepInputBuilder:
 def enlarged(array: npt.NDArray[Scalar], *shape: int) -> npt.NDArray[Scalar]:
     """Return `array` if it has this shape or a larger one, otherwise a copy.
 
-    The copy is filled up with zeros. Its size doubles, so that growth is rare.
+    The copy is filled up with zeros. A dimension that grows at least doubles, so that growth is rare.
     """
     if all(have >= needed for have, needed in zip(array.shape, shape, strict=True)):
         return array
@@ -216,7 +217,7 @@ def _parameters(sequence: Sequence, row: int) -> RowParameters:
 def _token_ids(plan: StepPlan, query_starts: IntArray) -> IntArray:
     """Return the ids of all tokens.
 
-    Tokens of continued sequences, which the runner has, are `UNKNOWN`.
+    The tokens of continued sequences are `UNKNOWN`: the runner has them.
     """
     token_ids = np.full(query_starts[-1], UNKNOWN, np.int32)
     for index in range(plan.num_continued, len(plan.sequences)):

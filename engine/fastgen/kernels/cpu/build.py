@@ -31,12 +31,15 @@ MODULES = (*ALWAYS, *BFLOAT16, *INT8, *(VNNI if has_vnni() else ()))
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
-    """Return whether `folder` holds the kernels of exactly this code for this CPU."""
+    """Return whether `folder` holds the kernels of `modules`, of exactly this code and for this CPU."""
     return all((folder / _marker(module)).exists() for module in modules)
 
 
 def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
-    """Start a process per module that compiles it into numba's folder; none if it is compiled or there is no folder."""
+    """Start a process for each module that numba's folder lacks, to compile the module into it.
+
+    Start none without a folder, or if this process has already imported numba.
+    """
     folder = os.environ.get("NUMBA_CACHE_DIR")
     if folder is None or "numba" in sys.modules:
         return []

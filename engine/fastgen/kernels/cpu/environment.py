@@ -1,6 +1,7 @@
-"""Process-wide settings that numba and OpenMP read once, on import.
+"""Process-wide settings that numba, OpenMP, torch and oneDNN read once.
 
-Call `prepare` before importing torch and numba. It never overrides variables that the user has set.
+Call `prepare` before importing torch and numba. It keeps variables that the user has set, except a NUMBA_CACHE_DIR that
+cannot be written to.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def prepare() -> None:
       long. A short spin bridges the Python code between two regions. Measured (two cores, 64 rows): 0.20 s at 5000
       spins, 0.27 s at 1000; with another busy process 0.50, 0.43 and, at 20000, 0.79 s.
     * Products: oneDNN generates code for each number of rows, and torch and oneDNN each cache the last 1024 of them at
-      0.65 MiB apiece: two thirds of a GiB that fill up slowly. Generating one takes 0.8 ms.
+      0.65 MiB apiece by default: two thirds of a GiB that fill up slowly. Both get 128. Generating one takes 0.8 ms.
     * Vector width: LLVM prefers 256-bit vectors even where 512-bit vectors are faster for these kernels.
     """
     threads = str(usable_cpus())
@@ -78,7 +79,10 @@ def _prefer_wide_vectors() -> None:
 
 
 def _choose_cache_folder() -> None:
-    """Point numba at a writable cache folder and fill it from the prebuilt one; without one, numba compiles."""
+    """Point numba at a writable cache folder and fill it from the prebuilt one.
+
+    Without a writable folder nothing is cached: each process compiles its kernels.
+    """
     folder = next((path for path in _cache_candidates() if _is_writable(path)), None)
     if folder is None:
         os.environ.pop("NUMBA_CACHE_DIR", None)
@@ -111,7 +115,7 @@ def source_digest() -> str:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether only this user can write to a folder, because compiled code is loaded from it."""
+    """Return whether a folder may hold compiled code: writable, and this user's or not world-writable."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

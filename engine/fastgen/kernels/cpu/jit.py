@@ -80,6 +80,6 @@ def compile_for_bfloat16(compiled: Callable[..., Any]) -> None:
 
 
 def serial(function: Function) -> Function:
-    """Mark a function as inlined into the kernels that call it."""
+    """Compile a function for calls from kernels, which inline it. It has no parallel loops of its own."""
     compiled: Function = numba.njit(**_OPTIONS)(function)
     return compiled

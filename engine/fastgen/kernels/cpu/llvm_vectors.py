@@ -49,7 +49,8 @@ def emitted(emit: Callable[..., Any], returns: Any = types.void) -> Any:
 def emitted_by_count(emit: Callable[..., Any]) -> Any:
     """Return a function for kernels whose first argument is a number of rows or heads, from 1 to 4.
 
-    `emit(count, builder, ...)` emits the code for each of them: their sums are in registers.
+    `emit(count, builder, ...)` emits the code for each of these numbers, so that the sums of all rows or heads are in
+    registers.
     """
     one, two, three, four = (emitted(partial(emit, count)) for count in range(1, 5))
 
@@ -177,9 +178,10 @@ class Emitter:
         return self.builder.extract_element(values, I32(0))
 
     def exp(self, x: Any) -> Any:
-        """Compute e^x as 2^i * 2^f with a polynomial for 2^f (error 2e-7); 0 below e^-87.6, infinity from e^88.4 on.
+        """Compute e^x as 2^i * 2^f with a polynomial for 2^f, whose error is 2e-7.
 
-        Clamping i suffices for both limits: an exponent of all zeros is 0, one of all ones is infinity.
+        The result is 0 for x below -87.68 and infinity for x above 88.38. Clamping i suffices for both limits: an
+        exponent of all zeros is 0, one of all ones is infinity.
         """
         builder = self.builder
         scaled = self.larger(self.multiply(x, self.constant(_LOG2E)), self.constant(-127.0))

@@ -47,7 +47,7 @@ def paged_attention(
         seq_lens: int32 [S], keys of each sequence, including those of its rows.
         block_tables: int32 [S, M], blocks of each sequence in order. Entries beyond its length are not read.
         scale: factor of the scores.
-        sinks: float32 [heads], a further score in each softmax, without a value (gpt-oss); None for none.
+        sinks: float32 [heads], an additional score in each softmax, without a value (gpt-oss); None for none.
         workspace: float32 of `workspace_elements(...)` elements, zero before its first use, and not shared by launches
             on different streams; None not to split long decodes.
         window: number of keys that a token attends to, including its own; 0 for all.
@@ -55,7 +55,8 @@ def paged_attention(
         key_scale, value_scale: factors of the cached keys and values.
 
     Raises:
-        ValueError: shapes that do not fit together, or a head size without a kernel.
+        ValueError: if the query does not fit the output or the cache; on a GPU also if there is no kernel for its heads
+            or the workspace is too small.
     """
     check_shapes(out, query, key_cache, value_cache)
     starts = query_starts.tolist()

@@ -28,7 +28,7 @@ def route_experts(router_logits: torch.Tensor, top_k: int, normalised: bool) -> 
         first; and expert ids [T, top_k] int32, which lie within the experts even if logits are NaN.
 
     Raises:
-        ValueError: for more experts than the kernel takes.
+        ValueError: for more experts than the kernel takes, or a `top_k` out of range.
     """
     check_routing(router_logits.shape[1], top_k)
     logits = router_logits.float()

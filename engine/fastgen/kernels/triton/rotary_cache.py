@@ -147,7 +147,7 @@ def _store(target, x, mask, inverse_scale):
 
 
 def _variants() -> Iterator[Variant]:
-    """Yield all configurations with a bfloat16 cache, and those of full rotation with the other types."""
+    """Yield all configurations in bfloat16, and those of full rotation from 64 dimensions in other types."""
     full = [(size, size // 2) for size in (16, 32, 64, 128, 256)]
     partial = [(size, half) for size in (32, 64, 128, 256) for half in (8, 16, 32, 64) if 2 * half < size]
     cases = [(size, half, "bf16", "bf16") for size, half in full + partial]

@@ -59,8 +59,10 @@ class Checkpoint:
 
     Attributes:
         stored: returns a tensor without reading it.
-        head: name of the output head's tensor. A safetensors file may have a head although its model ties it.
-        rope_factors: [head_dim / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or None.
+        head: name of the output head's tensor. A safetensors file may have a head of its own although config.json ties
+            it to the embedding.
+        rope_factors: [rotated dimensions / 2] divisors of the rotary frequencies (llama3 scaling in GGUF files), or
+            None.
         kv_scales: scales of a float8 KV cache for each layer, or None.
     """
 
@@ -75,7 +77,14 @@ class Checkpoint:
 
 
 def rows_before(shapes: Mapping[str, tuple[int, ...]], name: str, part: str, parts: Sequence[str]) -> int:
-    """Return the first row of `name` in a tensor that stacks its layer's `parts`; `part` is the name's own."""
+    """Return the row at which a tensor begins in the stacked tensor that contains it.
+
+    Args:
+        shapes: shapes of all tensors by name.
+        name: the tensor.
+        part: one of `parts`, the one in `name`.
+        parts: what the stacked tensor contains, in order, for example `self_attn.q_proj`.
+    """
     return sum(shapes[name.replace(part, before)][0] for before in parts[: parts.index(part)])
 
 
@@ -84,7 +93,10 @@ def stored_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the expected shapes of the file's tensors.
 
-    A GGUF file stores all `experts` of a layer as one tensor.
+    Args:
+        shapes: shapes of the model's tensors by name.
+        locations: where the file stores them, by the same names.
+        experts: number of experts in a layer. A GGUF file stacks them in one tensor.
     """
     stored: dict[str, tuple[int, ...]] = {}
     rows: dict[str, int] = {}
@@ -101,7 +113,11 @@ def stored_shapes(
 
 
 def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the file's tensor shapes with the expected ones; raise ModelError at the first difference."""
+    """Compare the shapes of the file's tensors with the expected ones.
+
+    Raises:
+        ModelError: naming the first tensor that is missing, unknown or has another shape.
+    """
     for name, shape in expected.items():
         if name not in found:
             raise ModelError(f"{path}: tensor {name} is missing: the checkpoint is incomplete")

@@ -103,7 +103,7 @@ class GGUFTensor:
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
     def int8(self) -> Int8Blocks:
-        """Read a matrix as int8 blocks: exact if the file stores such blocks, otherwise quantised."""
+        """Read a matrix as int8 blocks, see `Int8Blocks.of_tensor`."""
         blocks = Int8Blocks.of_tensor(self._raw, self._kind, self._shape[-1])
         return Int8Blocks(_unpaired(blocks.values, self._heads), _unpaired(blocks.scales, self._heads))
 

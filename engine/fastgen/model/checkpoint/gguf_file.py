@@ -26,8 +26,9 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _MOST_NAME = 64  # bytes of a tensor's name, in ggml
-# Bounds on the time and memory that a head costs. The largest, with a vocabulary, its merges and a tokenizer.json, have
-# about 40 MiB, a few hundred keys, some ten thousand tensors, and arrays of half a million entries.
+# Bounds on the time and memory to read what precedes the tensors' data. The largest files, with a vocabulary, its
+# merges and a tokenizer.json, have about 40 MiB, a few hundred keys, some ten thousand tensors, and arrays of half a
+# million entries.
 _MOST_HEAD = 128 << 20
 _MOST_KEYS, _MOST_TENSORS, _MOST_ENTRIES = 1 << 16, 1 << 20, 1 << 22
 
@@ -41,7 +42,7 @@ class _Truncated(Exception):
 
 
 class _Damaged(Exception):
-    """The file has a value that none of its format has; the message names it."""
+    """The file has a value that the format does not allow, or that exceeds a bound; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class GGUFFile:
         metadata: key-value pairs as Python values (str, int, float, bool, list).
 
     Raises:
-        ModelError: if the file is not GGUF, has another version, or is truncated.
+        ModelError: if the file cannot be read, is not GGUF or has an unsupported version, is truncated or damaged, or
+            has a tensor of an unsupported type.
     """
 
     def __init__(self, path: Path) -> None:

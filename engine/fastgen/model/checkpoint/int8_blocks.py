@@ -31,7 +31,7 @@ class Int8Blocks:
 
     @classmethod
     def quantise(cls, matrix: npt.NDArray[np.float32]) -> Int8Blocks:
-        """Quantise a matrix [rows, columns]: the largest value of a block becomes ± 127, as in Q8_0.
+        """Quantise a matrix [rows, columns]: the largest absolute value of a block becomes ± 127, as in Q8_0.
 
         Unlike Q8_0, scales are float32.
         """
@@ -52,7 +52,7 @@ class Int8Blocks:
 
     @classmethod
     def of_tensor(cls, raw: npt.NDArray[np.uint8], kind: TensorType, columns: int) -> Int8Blocks:
-        """Convert rows of a GGUF tensor: exactly for types with integer blocks, otherwise by quantising.
+        """Convert rows of a GGUF tensor: exactly for Q8_0, Q5_0 and Q4_0, otherwise by quantising.
 
         Args:
             raw: bytes of whole rows.

@@ -37,7 +37,7 @@ def read_kv_scales(
     `names` are the checkpoint's tensors for which `is_kv_scale` is true, and `read` returns one of them.
 
     Raises:
-        ModelError: naming a scale that is missing, or cannot be used.
+        ModelError: naming a scale that is missing, is of a layer that does not exist, or cannot be used.
     """
     found: dict[tuple[int, str], float] = {}
     for name in names:

@@ -41,6 +41,7 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
     """Open the checkpoint of a Hugging Face directory.
 
     Raises:
+        ConfigError: if its index cannot be read.
         ModelError: naming the faulty file or tensor.
     """
     holder = _open_files(directory)
@@ -128,7 +129,7 @@ def _open_files(directory: Path) -> dict[str, Any]:
 
 
 def _safetensors_files(directory: Path) -> list[Path]:
-    """Return the files of the checkpoint: one, or those of an index. As in transformers, the one precedes an index."""
+    """Return the checkpoint's files: model.safetensors, or those of the index if that file does not exist."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = _indexed_files(index) if index.is_file() and not single.is_file() else [single]
     for path in files:

@@ -1,8 +1,8 @@
 """The tokens that end a generation of a Hugging Face folder's model.
 
 transformers (5.23) ends on `eos_token_id` of generation_config.json, or of config.json without that file. vLLM adds the
-tokenizer's `eos_token` (`SamplingParams.update_from_generation_config`), and so does this engine. A
-generation_config.json without `eos_token_id` leaves config.json's here, so that the model ends at all.
+tokenizer's `eos_token` (`SamplingParams.update_from_generation_config`), and so does this engine. If
+generation_config.json has no `eos_token_id`, that of config.json applies here, so that generations end.
 
 For GGUF files see `fastgen.text.tokenizer_formats.gguf_vocabulary`.
 """

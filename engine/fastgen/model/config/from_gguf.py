@@ -19,7 +19,8 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
     """Return the architecture that a GGUF file describes.
 
     Raises:
-        ModelError: naming the unsupported key.
+        ConfigError: naming a damaged key of the tokenizer.
+        ModelError: naming the unsupported key or tensor.
     """
     metadata = file.metadata
     kind = metadata.get("general.architecture")

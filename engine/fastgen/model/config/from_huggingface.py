@@ -28,7 +28,10 @@ def architecture_from_huggingface(
 ) -> ModelArchitecture:
     """Return the architecture that the config.json of a native family describes (see `is_native`).
 
-    generation_config.json may replace the end tokens, and `tokenizer_end`, the tokenizer's own, is another one.
+    Args:
+        config: content of config.json.
+        generation_config: content of generation_config.json, if any.
+        tokenizer_end: id of the tokenizer's `eos_token`; None if it has none. See `end_tokens`.
 
     Raises:
         ModelError: naming the unsupported field.

@@ -45,15 +45,15 @@ _NEUTRAL: Mapping[str, Any] = {
     "rope.scaling.yarn_ext_factor": 1,
 }
 
-# Beginnings of keys in files that are no decoder, or of families with other keys than the architecture's.
+# Prefixes of keys in files without a decoder, or of families that have keys without the architecture's prefix.
 _FOREIGN = ("adapter.", "clip.", "diffusion.", "imatrix.", "xielu.")
 
 
 def reject_unread_keys(metadata: Mapping[str, Any], fields: Fields) -> None:
-    """Check the keys of the architecture that nothing has read.
+    """Check the keys of the architecture that nothing has read, and look for keys of unsupported files.
 
     Raises:
-        ModelError: naming a key that may change the results, or that no version of llama.cpp is known to write.
+        ModelError: naming a key that may change the results, or that files of supported decoders do not have.
     """
     for name, value in fields.unread().items():
         if name in _WITHOUT_EFFECT or _is_off(value) or value == _NEUTRAL.get(name):

@@ -145,7 +145,11 @@ def _enabled_window(fields: Fields) -> int | None:
 def _same_layers(
     fields: Fields, window: int | None, experts: Sequence[Experts | None] | None = None
 ) -> tuple[LayerKind, ...]:
-    """Return layers of a family in which all have the window, whatever `layer_types` says."""
+    """Return layers that all have the window, if any.
+
+    Raises:
+        ModelError: if `layer_types` says otherwise.
+    """
     kind = _SLIDING if window else _FULL
     layers = _layers(fields, [kind] * _count(fields), window, experts)
     if any(layer.window != window for layer in layers):
@@ -154,7 +158,7 @@ def _same_layers(
 
 
 def _qwen_layers(fields: Fields) -> tuple[LayerKind, ...]:
-    """Return the layers; if enabled, those from `max_window_layers` on have a sliding window."""
+    """Return the layers. By default, those from `max_window_layers` on have the window, if it is enabled."""
     window, first = _enabled_window(fields), fields.count("max_window_layers")
     types = [_SLIDING if window and index >= first else _FULL for index in range(_count(fields))]
     return _layers(fields, types, window)
@@ -199,7 +203,8 @@ def _layers(
     )
 
 
-# What config.json may leave out; sizes that it must state are not here. The tokenizer names the tokens that end a text.
+# Defaults of fields that config.json may leave out. Sizes must be stated. There is no default of `eos_token_id`: the
+# tokenizer names the token that ends a text.
 _COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,

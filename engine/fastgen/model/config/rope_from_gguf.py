@@ -22,7 +22,7 @@ _GEMMA3_LOCAL_THETA = 10_000.0
 
 
 class Contents(Protocol):
-    """The contents of a GGUF file; `GGUFFile`, or a dictionary in tests."""
+    """The contents of a GGUF file, such as a `GGUFFile`."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -39,7 +39,7 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
     """Return one RoPE configuration, or two for Gemma 3: of full attention, and of sliding-window attention.
 
     Raises:
-        ModelError: naming the unsupported key.
+        ModelError: naming the unsupported key or tensor.
     """
     kind = file.metadata["general.architecture"]
     dimensions = fields.integer("rope.dimension_count", head_dim)
@@ -66,7 +66,7 @@ def _base(fields: Fields, name: str, default: float) -> float:
 
 
 def _factor(fields: Fields) -> float:
-    """Return the scaling factor, under its name of today or else the old one. llama.cpp takes 0 as 1."""
+    """Return the scaling factor, from its current key or else the old one; 0 means 1, as in llama.cpp."""
     names = [name for name in ("rope.scaling.factor", "rope.scale_linear") if fields.value(name) is not None]
     return fields.number(names[0]) if names and fields.value(names[0]) != 0 else 1.0
 

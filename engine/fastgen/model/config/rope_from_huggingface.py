@@ -1,7 +1,7 @@
 """RoPE configuration from config.json.
 
 transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`. If a file has both objects,
-`rope_scaling` counts, as in transformers.
+`rope_scaling` takes precedence, as in transformers.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _scaling(fields: Fields, parameters: Fields, dimensions: int) -> Scaling | N
 
 
 def _original_length(fields: Fields, parameters: Fields) -> int:
-    """Return the length before scaling. A top-level field precedes the parameters, as in transformers."""
+    """Return the length before scaling. A top-level field takes precedence, as in transformers."""
     beside = fields.optional_integer("original_max_position_embeddings")
     if beside is not None:
         return beside

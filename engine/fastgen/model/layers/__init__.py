@@ -1,1 +1,1 @@
-"""The decoder and its layers, on CPU kernels or torch operations."""
+"""The decoder and its layers, on CPU kernels, GPU operators or torch operations."""

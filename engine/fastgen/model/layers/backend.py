@@ -1,7 +1,8 @@
 """Interface of the operations of a forward pass, so that the decoder is written once for all devices.
 
-An `Operations` object lives for one step: it holds the step's input and what all layers share. T is the number of rows
-(tokens) of the step. Matrix products are not included: weights implement their own.
+An `Operations` object lives for one step: it holds the step's input and what all layers share. T is the number of rows:
+the step's tokens, and padding if the backend adds any. Matrix products are not included, except those of a mixture's
+experts on GPUs: other weights implement their own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Operations(Protocol):
     ) -> torch.Tensor:
         """Add `update` to `stream`, both [n, hidden], in place.
 
-        Return the stream's RMS norm times `weight`. The update, if any, is first normalised itself if `update_weight`
-        is given; it may be overwritten.
+        Return the stream's RMS norm times `weight`. With `update_weight`, the update is normalised before it is added.
+        `update` may be overwritten.
         """
 
     def attend(
@@ -43,7 +44,7 @@ class Operations(Protocol):
         Args:
             layer: index of the layer.
             qkv: [T, (heads + 2 * kv heads) * head_dim], may be overwritten.
-            query_norm, key_norm: [head_dim], or None for no norm.
+            query_norm, key_norm: [head_dim], or both None for no norm.
 
         Returns:
             [T, heads * head_dim].

@@ -1,6 +1,6 @@
 """Forward pass of a decoder over a paged KV cache, written once for all families and devices.
 
-A step mixes decodes and prompt chunks; its rows are all its tokens, without padding.
+A step mixes decodes and prompt chunks; its rows are all its tokens. Some backends add padding rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastgen.model.layers.weights import MLP, DecoderWeights, Mixture
 
 
 class Decoder(Generic[Input]):
-    """A native model; implements `runner.Model` for the input of its backend.
+    """A native model; implements `fastgen.runner.runner.Model` for the input of its backend.
 
     Attributes:
         architecture: description of the model.
@@ -51,7 +51,7 @@ class Decoder(Generic[Input]):
         self._backend = backend
 
     def forward(self, forward_input: Input, cache: KVCache) -> torch.Tensor:
-        """Compute a step and return [R, hidden] of the rows with logits.
+        """Compute a step and return the last hidden states [R, hidden] of its `logit_rows`.
 
         The step's keys and values are written to the cache.
         """

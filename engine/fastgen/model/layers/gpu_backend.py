@@ -1,4 +1,4 @@
-"""Operations of a forward pass as operators of `fastgen.kernels.gpu`: one launch each on a GPU.
+"""Operations of a forward pass by the operators of `fastgen.kernels.gpu`, each of a few launches.
 
 On a CPU the operators run their readable twins, so the same code path is tested without a GPU.
 """

@@ -1,6 +1,6 @@
 """Products with int8 matrices.
 
-Activations are float32, or quantised where the processor has AVX512-VNNI.
+Activations stay float32, or are quantised by the product vnni (`processor.int8_choice`).
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class Int8Linear(_Int8Product):
 
 
 class Int8VNNILinear(_Int8Product):
-    """The product of quantised activations, in float32 or bfloat16, with a matrix of int8 blocks.
+    """The product of activations in float32 or bfloat16 with a matrix of int8 blocks.
 
-    Activations are quantised with one scale for each `BLOCK` inputs of a row.
+    Each call quantises its activations, with one scale for each `BLOCK` inputs of a row.
     """
 
     __slots__ = ()

@@ -70,12 +70,12 @@ class WeightFormat(ABC):
         return weight
 
     def experts(self, mlps: tuple[Any, ...]) -> Any:
-        """Return the experts of a mixture, an `MLP` each, as the backend's `mixture` takes them."""
+        """Return the experts of a mixture, given an `MLP` for each, as the backend's `mixture` takes them."""
         return mlps
 
 
 def padded_rows(rows: int) -> int:
-    """Return the number of rows, or a few more, for which oneDNN's code is kept."""
+    """Return `rows`, rounded up to a number for which oneDNN's code is kept."""
     return -(-rows // _ROWS_STEP) * _ROWS_STEP if rows > _ROWS_STEP else 1 << (rows - 1).bit_length()
 
 
@@ -159,9 +159,9 @@ class BiasedLinear:
 
 @cache
 def _tiled_kernel() -> Callable[..., None]:
-    """Import the kernel late.
+    """Import the kernel on first use and return it.
 
-    It needs numba, which other devices do not, and is compiled while weights are loaded.
+    Other devices do not need numba, which it imports, and another process compiles it while weights are loaded.
     """
     from fastgen.kernels.cpu.matmul.float32 import multiply
 
@@ -177,7 +177,7 @@ class PackedFormat(WeightFormat):
     """Weights on the CPU in float32 or bfloat16, packed for the selected product.
 
     Attributes:
-        pads_rows: whether a step pads its rows once, as `padded_rows`, so that its products need not.
+        pads_rows: whether a step should pad its rows once, as `padded_rows`, so that its products need not.
 
     Raises:
         ConfigError: if the environment names an unknown product, or one that the dtype lacks.
@@ -192,8 +192,10 @@ class PackedFormat(WeightFormat):
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the packed product.
 
+        If oneDNN fails or gives wrong results for this shape, use torch's plain product from here on, with a warning.
+
         Raises:
-            ConfigError: if the environment selects oneDNN and it gives wrong results.
+            ConfigError: instead, if the environment selects oneDNN.
         """
         weight = stacked(parts, self._dtype)
         if self._kind is OneDNNLinear and weight.shape not in self._tried:
@@ -209,7 +211,7 @@ class PackedFormat(WeightFormat):
 
 
 def stacked(parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
-    """Concatenate the rows of matrices on the device, which converts them from their stored types."""
+    """Concatenate the rows of matrices on the device, which converts their stored types to `dtype`."""
     stored = [part.values() for part in parts]
     matrices = [values.to(device).to(dtype) for values in stored]
     if len(matrices) > 1:

@@ -46,5 +46,5 @@ def route(mixture: Mixture, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def shared_expert(shared: SharedExpert, x: torch.Tensor, activate: Activate) -> torch.Tensor:
-    """Compute the expert of every token: [T, hidden] -> [T, hidden]."""
+    """Compute the shared expert, times the sigmoid of its gate: [T, hidden] -> [T, hidden]."""
     return gated(shared.mlp, x, activate) * torch.sigmoid(shared.gate(x))

@@ -1,7 +1,8 @@
 """Paged attention with torch operations, on any device and in any floating type.
 
-Gathers pages and calls `scaled_dot_product_attention`. Decodes of similar length share a call; each chunk has its own
-calls. Readable twin: `fastgen.kernels.reference.paged_attention`.
+Gathers pages and calls `scaled_dot_product_attention`, or computes scores and softmax itself for a softcap or sinks.
+Decodes of similar length share a call; each chunk has its own calls. Readable twin:
+`fastgen.kernels.reference.paged_attention`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ChunkSpan, ForwardInput
 
-# Elements gathered, or scores masked, by one call: bounds scratch memory to 128 MiB in bfloat16.
+# Elements of the keys that a call for decodes gathers, or masked scores of a call for a chunk: 128 MiB in bfloat16.
 MAX_SCRATCH_ELEMENTS = 1 << 26
 
 
@@ -136,7 +137,10 @@ class TorchPagedAttention:
                 yield _Part(self._to_device(some), 1, self._to_device(pages), self._to_device(visible)[:, None, None])
 
     def _chunk_parts(self, window: int | None, group: int) -> Iterator[_Part]:
-        """Yield each chunk, split into slices of rows if its scores exceed the scratch memory."""
+        """Yield each chunk: whole if it begins its sequence and no window hides keys, else in slices.
+
+        The scores of a slice fit the scratch memory.
+        """
         for span in self._forward_input.chunks:
             if span.context == 0 and (window is None or window >= span.num_tokens):
                 rows = slice(span.row, span.row + span.num_tokens)

@@ -26,7 +26,7 @@ def load_transformers_model(
     Weights and cache are on `device` in `dtype`; `progress` is called with the fraction loaded, 0 to 1.
 
     Raises:
-        ModelError: naming the architecture if it cannot be served correctly, or the file at fault.
+        ModelError: naming the architecture if it cannot be served correctly, or the file or tensor at fault.
     """
     progress(0.0)
     model_class = _model_class(directory)
@@ -47,7 +47,8 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
     """Return transformers' class for the model at `directory`.
 
     Raises:
-        ModelError: if there is none, or its attention cannot be replaced.
+        ModelError: if there is none, `architectures` names another class, its attention cannot be replaced, or it takes
+            no position ids.
     """
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
@@ -87,7 +88,7 @@ def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: to
         )
     except MemoryError:
         raise
-    except Exception as error:  # as above
+    except Exception as error:  # transformers and safetensors raise errors of many types
         raise ModelError(f"{directory}: the weights cannot be read: {first_line(error)}") from None
     model, info = loaded
     if info["missing_keys"]:

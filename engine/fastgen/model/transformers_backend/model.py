@@ -1,7 +1,7 @@
 """Any decoder that transformers implements, run by its own model code.
 
-Our paged KV cache and scheduler serve it. Slower than a native model on CPUs. `load` rejects a model whose logits
-differ from transformers' own (`self_check`).
+It uses this engine's scheduler and paged KV cache. On CPUs it is slower than a native model. `load` rejects a model
+whose logits differ from transformers' own (`self_check`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class TransformersModel:
     """A causal language model of transformers as a `fastgen.runner.runner.Model`.
 
     Args:
-        model: built with our attention's name, in evaluation mode, on its device.
+        model: built with the attention `paged_attention.IMPLEMENTATION`, in evaluation mode, on its device.
         tokenizer_end: the id of the tokenizer's `eos_token`; None if it has none.
 
     Raises:
         NotServedError: if it needs attention that is not implemented.
+        ModelError: if an `eos_token_id` is neither an id nor a list of ids.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer_end: int | None = None) -> None:
@@ -68,7 +69,7 @@ class TransformersModel:
         )
 
     def forward(self, forward_input: ForwardInput, cache: KVCache) -> torch.Tensor:
-        """Compute a step and return [R, hidden] of the rows with logits.
+        """Compute a step and return the last hidden states [R, hidden] of its `logit_rows`.
 
         The step's keys and values are written to the cache.
         """

@@ -67,7 +67,7 @@ def attention(
         query, key, value: [1, heads or kv heads, T, head_dim].
         attention_mask: None, because no mask function is registered under our name.
         scaling: factor of the scores; 1 / sqrt(head_dim) by default.
-        sliding_window, softcap, s_aux: window, softcap and sinks.
+        sliding_window, softcap, s_aux: as `window`, `softcap` and `sinks` of `TorchPagedAttention.attend`.
         position_bias, is_causal: rejected unless attention is causal without a bias.
 
     Returns:
@@ -81,7 +81,7 @@ def attention(
     if position_bias is not None:
         raise NotServedError("a position bias on the scores")
     if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise NotServedError("attention that is not causal")
+        raise NotServedError("non-causal attention")
     if len(query) != 1:
         raise NotServedError("attention over its own batch dimension")
     context: StepContext = getattr(module, _CONTEXT)

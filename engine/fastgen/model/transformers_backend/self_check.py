@@ -1,4 +1,4 @@
-"""Self-check of a transformers model: logits with transformers' attention and with ours must agree."""
+"""Self-check of a transformers model: logits with transformers' and with paged attention must agree."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
     """Compare logits of a random prompt with those of `model`, from which `adapted` is made.
 
-    transformers computes the prompt in one piece, we in odd chunks beside another prompt.
+    `model` computes the prompt at once; `adapted` computes it in chunks of different sizes beside another prompt.
 
     Raises:
-        NotServedError: if the two differ, or transformers' code fails.
+        NotServedError: if the logits differ by more than rounding, or either computation fails.
     """
     numbers, vocabulary = random.Random(0), range(adapted.architecture.vocab_size)
     prompt, neighbour = (numbers.choices(vocabulary, k=size) for size in (_PROMPT_TOKENS, _NEIGHBOUR_TOKENS))

@@ -86,7 +86,7 @@ def layer_windows(config: Any, num_layers: int) -> list[int | None]:
 def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[AttentionCall]) -> None:
     """Check that each layer passes its configured window to attention.
 
-    The self-check cannot find this: its prompt is shorter than a window.
+    The self-check does not find this if its prompt is shorter than the window.
 
     Raises:
         NotServedError: naming the first layer that does not.
@@ -97,7 +97,10 @@ def check_windows(windows: abc.Sequence[int | None], calls: abc.Sequence[Attenti
 
 
 def longest_sequence(config: Any) -> int:
-    """Return the longest sequence with constant rotary frequencies."""
+    """Return the longest sequence to serve: `max_position_embeddings`, or 2048 if it is not set.
+
+    At most the original length if rotary frequencies beyond it depend on the longest sequence of the batch.
+    """
     longest = getattr(config, "max_position_embeddings", None) or _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
@@ -108,7 +111,7 @@ def longest_sequence(config: Any) -> int:
 
 
 def widest_layer(config: Any, hidden_size: int) -> int:
-    """Return the width of the feed-forward layers, under any of the names that configurations use."""
+    """Return the width of the widest feed-forward layer; 4 * `hidden_size` if no known field has it."""
     names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     widths = [getattr(config, name, None) for name in names]
     return max([width for width in widths if isinstance(width, int)], default=4 * hidden_size)

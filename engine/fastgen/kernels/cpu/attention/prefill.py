@@ -1,9 +1,10 @@
 """Attention of prompt chunks over paged keys and values, as a numba kernel.
 
-A work item is `LANES` queries of one key-value head of one chunk, with all its query heads (`work_items`).
-Queries are stored in the lanes of vectors: a key or value is read from its page once for all of them, and only queries
-are transposed. The softmax is computed online (Milakov and Gimelshein, 2018), one tile of keys at a time, so scores
-stay in the L1 cache. Tiles that are invisible to all queries of an item are skipped. Twin: `reference.paged_attention`.
+A work item is up to `TILE_COLUMNS` queries of one chunk and one key-value head (`work_items`); a query is a token and
+one of the query heads that share the key-value head. Each query has a lane of the vectors: a key or value is read from
+its page once for all of them, and only queries are transposed. The softmax is computed online (Milakov and Gimelshein,
+2018), one tile of keys at a time, so scores stay in the L1 cache. Tiles that are invisible to all queries of an item
+are skipped. Twin: `reference.paged_attention`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STRIDE = TILE_COLUMNS * 4  # bytes from one row of scratch to the next
 
 
 def _emit_highest(builder: Any, scores: Any, num_keys: Any, highest: Any) -> None:
-    """Set highest [LANES] to the maximum of itself and scores [num_keys, LANES]."""
+    """Set highest [lanes] to the maximum of itself and scores [num_keys, lanes]."""
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(highest, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     tops = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
@@ -48,7 +49,7 @@ def _emit_highest(builder: Any, scores: Any, num_keys: Any, highest: Any) -> Non
 
 
 def _emit_powers(builder: Any, scores: Any, num_keys: Any, highest: Any, total: Any) -> None:
-    """Set scores [num_keys, LANES] = exp(scores - highest [LANES]) and add their sum to total [LANES]."""
+    """Set scores [num_keys, lanes] = exp(scores - highest [lanes]) and add their sum to total [lanes]."""
     emit = Emitter(builder, WIDTH)
     places = [emit.offset(total, I64(vector), WIDTH * 4) for vector in range(VECTORS)]
     totals = [lowering.alloca_once_value(builder, emit.load(place)) for place in places]
@@ -65,7 +66,7 @@ def _emit_powers(builder: Any, scores: Any, num_keys: Any, highest: Any, total: 
 
 
 def _emit_rescale(builder: Any, highest: Any, tops: Any, total: Any, depth: Any, sums: Any) -> None:
-    """Set highest [LANES] to tops, and multiply total [LANES] and sums [depth, LANES] by exp(highest - tops)."""
+    """Set highest [lanes] to tops; multiply total [lanes] and sums [depth, lanes] by exp(highest - tops)."""
     emit = Emitter(builder, WIDTH)
     offsets = [I64(vector * WIDTH * 4) for vector in range(VECTORS)]
     corrections = []
@@ -115,10 +116,10 @@ def _squeeze(scores: FloatArray, num_keys: int, softcap: np.float32) -> None:
 def _softmax(
     scores: FloatArray, num_keys: int, highest: FloatArray, total: FloatArray, sums: FloatArray, tops: FloatArray
 ) -> None:
-    """Set scores [num_keys, LANES] = exp(scores - running maximum); update highest, total and the weighted `sums`.
+    """Set scores [num_keys, lanes] = exp(scores - running maximum).
 
-    A lane that has seen only masked keys counts them fully until its first visible key rescales them to 0. `tops` is
-    scratch [LANES].
+    Update highest, total and the weighted `sums`. A lane that has seen only masked keys counts them fully until its
+    first visible key rescales them to 0. `tops` is scratch [lanes].
     """
     for lane in range(TILE_COLUMNS):
         tops[lane] = highest[lane]

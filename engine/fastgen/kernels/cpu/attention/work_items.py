@@ -93,7 +93,8 @@ def cut_chunks(
         window: number of keys that each token attends to, including its own; None for all.
 
     Returns:
-        [n, 7]: the columns of `chunks`, kv head, first query (tokens times `group`), and window.
+        [n, 7]: the columns of `chunks`, kv head, first query (number of the token in the chunk times `group`, plus the
+        number of the query head in its group), and window.
     """
     counts = -(-chunks[:, 1] * group // lanes)
     owner = np.repeat(np.arange(len(chunks)), counts)

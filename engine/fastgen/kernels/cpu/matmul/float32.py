@@ -1,7 +1,7 @@
 """Products with float32 weights for any number of rows, on CPUs.
 
-A weight [out, in] is stored as groups of `LANES` outputs, [groups, in, LANES]. The part of a group that fits the L1
-cache serves all rows before the next part is read, so weights are read from memory once.
+A weight [out, in] is stored as groups of `TILE_COLUMNS` outputs, [groups, in, TILE_COLUMNS]. The part of a group that
+fits the L1 cache serves all rows before the next part is read, so weights are read from memory once.
 
 A row's result does not depend on other rows: each sum has a fixed order. Twin in plain torch:
 `torch.nn.functional.linear`.
@@ -26,7 +26,7 @@ _tile = emitted_by_count(emit_product)
 
 @kernel("void(f4[:,::1], f4[:,:,::1], f4[:,::1])")
 def multiply(x: FloatArray, weights: FloatArray, out: FloatArray) -> None:
-    """Set out [T, groups * LANES] = x [T, in] times the weights [groups, in, LANES]."""
+    """Set out [T, groups * TILE_COLUMNS] = x [T, in] times the weights [groups, in, TILE_COLUMNS]."""
     rows, depth = x.shape
     x_row, out_row = depth * 4, out.shape[1] * 4
     for group in prange(weights.shape[0]):

@@ -1,8 +1,9 @@
 """Products with int8 weights for any number of rows, on CPUs.
 
-A weight [out, in] is stored as groups of `LANES` outputs: int8 [groups, in, LANES], and a scale for every `BLOCK`
-inputs, float32 [groups, in / BLOCK, LANES] (`int8_layout`). One load reads an input's weights for a whole group. They
-are converted to float32 in registers and used for a tile of rows. A decode reads one byte per weight instead of four.
+A weight [out, in] is stored as groups of `GROUP_LANES` outputs: int8 [groups, in, GROUP_LANES], and a scale for every
+`BLOCK` inputs, float32 [groups, in / BLOCK, GROUP_LANES] (`int8_layout`). One load reads an input's weights for a whole
+group. They are converted to float32 in registers and used for a tile of rows. A decode reads one byte per weight
+instead of four.
 
 The inner loop uses LLVM vectors of sixteen lanes: two registers of AVX2, one of AVX-512. Twin in plain torch:
 `reference.int8_product`.
@@ -48,7 +49,7 @@ def _total(emit: Emitter, places: Sequence[Any]) -> Any:
 def _emit_tile(
     rows: int, builder: Any, x: Any, x_stride: Any, values: Any, scales: Any, blocks: Any, out: Any, out_stride: Any
 ) -> None:
-    """Compute out [rows, LANES] = x [rows, blocks * BLOCK] times one group's weights."""
+    """Compute out [rows, GROUP_LANES] = x [rows, blocks * BLOCK] times one group's weights."""
     emit = Emitter(builder, GROUP_LANES)
     chains = _sums_of_a_row(rows)
     totals, sums = emit.places(rows), [emit.places(chains) for _ in range(rows)]
@@ -81,7 +82,10 @@ def multiply(
     scales: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
 ) -> None:
-    """Compute out [T, groups * LANES] = x [T, in] times weights [groups, in, LANES]; `in` is a multiple of BLOCK."""
+    """Compute out [T, groups * GROUP_LANES] = x [T, in] times weights [groups, in, GROUP_LANES].
+
+    `in` is a multiple of `BLOCK`.
+    """
     rows, blocks = x.shape[0], scales.shape[1]
     x_stride, out_stride = x.shape[1] * 4, out.shape[1] * 4
     for group in prange(values.shape[0]):

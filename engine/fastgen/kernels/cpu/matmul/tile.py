@@ -19,7 +19,7 @@ _UNROLLED = 4  # columns per iteration: reduces loop overhead
 def emit_product(
     rows: int, builder: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any, adds: Any
 ) -> None:
-    """Compute c [rows, LANES] = a [rows, depth] · b [depth, LANES].
+    """Compute c [rows, TILE_COLUMNS] = a [rows, depth] · b [depth, TILE_COLUMNS].
 
     Each sum is computed in the order of the columns, regardless of the number of rows.
 

@@ -19,7 +19,7 @@ Mask = npt.NDArray[np.uint32]
 
 
 class Changes(NamedTuple):
-    """What changes the logits of one row in one step. Its columns hold how much a penalty changes them.
+    """What changes the logits of one row in one step; the row's columns hold the strengths of penalties.
 
     Attributes:
         bias: tokens [n], and float32 values [n] to add to their logits.

@@ -19,8 +19,8 @@ _ALIGNMENT = 4
 class DeviceInput:
     """One step with T tokens of S sequences, on the device. All int32.
 
-    Padding, if any, follows the values: tokens whose slot is -1, sequences without tokens and without keys, logit rows
-    of the first token, and sampled rows -1.
+    Padding, if any, follows the values: tokens with slot -1, sequences without tokens and keys, logit rows 0, and
+    sampled rows -1.
 
     Attributes:
         token_ids: [T]; -1 stands for the token sampled last for the token's row.
@@ -53,9 +53,9 @@ class InputLayout:
     """Layout of a packed input: the offset of each of its arrays in one int32 array.
 
     Attributes:
-        num_tokens, num_sequences, num_logit_rows, num_sampled, num_updates: what the input holds, padding included.
+        num_tokens, num_sequences, num_logit_rows, num_sampled, num_updates: numbers of these, padding included.
         places: where each array is.
-        num_elements: length of the whole.
+        num_elements: length of the packed array.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class DeviceRows:
     def read(self, packed: torch.Tensor, layout: InputLayout) -> DeviceInput:
         """Apply the updates in `packed` [layout.num_elements], on the device.
 
-        Return the input as views of it.
+        Return the input. Its arrays are views of `packed`, except for `last_ids` and `block_tables`.
         """
         parts = {name: packed[place] for name, place in layout.places.items()}
         places, blocks, rows = parts.pop("update_places"), parts.pop("update_blocks"), parts.pop("rows")

@@ -82,7 +82,7 @@ def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> Generatio
     """Return the sampling parameters of requests that do not set them.
 
     As in transformers, config.json may have them if there is no generation_config.json. What the engine cannot apply
-    is logged. A GGUF file only has tokens that are never generated, as in llama.cpp.
+    is logged. Of a GGUF file's metadata, only `suppress_tokens` applies, as in llama.cpp.
 
     Args:
         name: the setting `generation_config`: `auto` reads the file, `none` leaves OpenAI's defaults.

@@ -1,7 +1,8 @@
 """Load native models from disk onto a device.
 
 The `load_*` functions take the length of the longest sequence to serve, None for the model's default, and call
-`progress` with the fraction loaded, 0 to 1. They raise a ModelError if a file or a tensor cannot be used.
+`progress` with the fraction loaded, 0 to 1. They raise the errors of `open_checkpoint`, and a ModelError if a tensor
+cannot be read.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def load_on_torch(
     max_model_length: int | None,
     progress: Callable[[float], None],
 ) -> Decoder[ForwardInput]:
-    """Load the model at `source` on any device for torch operations."""
+    """Load the model at `source` on `device` for torch operations."""
     _, weights, ropes = _load(source, TorchFormat(device, dtype), max_model_length, progress)
     return Decoder(weights, partial(TorchOperations, source.architecture, ropes, device), device=device, dtype=dtype)
 

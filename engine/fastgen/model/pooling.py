@@ -78,6 +78,6 @@ def _method(path: Path, config: dict[str, Any]) -> Method:
     ]  # fmt: skip
     if len(modes) != 1 or str(modes[0]) not in _METHODS:
         raise ModelError(
-            f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not supported: use last or mean"
+            f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not supported: only last and mean are"
         )
     return _METHODS[modes[0]]

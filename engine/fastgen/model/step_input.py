@@ -2,7 +2,7 @@
 
 A runner keeps state between steps: a row for each running sequence, with its block table, its sampling parameters and
 the token sampled last. A `StepInput` holds only what the runner cannot know yet, so its size depends on the tokens of
-the step and not on their contexts. It is picklable, and the same for every rank of a tensor-parallel group.
+the step and not on their contexts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class StoredTensor(Protocol):
     """A tensor in a checkpoint, read on demand."""
 
     def values(self) -> torch.Tensor:
-        """Read the values in a floating type that holds them exactly; perhaps a part of a mapped file."""
+        """Read the values in a floating type that holds them exactly; may be a view of a mapped file."""
 
     def float32(self) -> torch.Tensor:
         """Read the values as float32."""

@@ -142,7 +142,7 @@ def _iq4_xs(blocks: Structured, out: FloatArray) -> None:
 def _crumbs(packed: Bytes) -> Bytes:
     """Split bytes [n, k] into two-bit values [n, k / 32, 4, 32].
 
-    The lowest pairs of 32 bytes come first, then the next.
+    Of each 32 bytes, the lowest pairs of bits come first.
     """
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     found: Bytes = packed.reshape(len(packed), -1, 1, 32) >> shifts & np.uint8(3)

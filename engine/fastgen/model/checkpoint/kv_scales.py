@@ -25,7 +25,7 @@ class KVScales:
 
 
 def is_kv_scale(name: str) -> bool:
-    """Return whether a tensor of a safetensors file is such a scale."""
+    """Return whether a tensor of a safetensors file is a scale of the KV cache, by its name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -62,5 +62,5 @@ def _scale(path: Path, name: str, stored: torch.Tensor) -> float:
         raise ModelError(f"{path}: tensor {name} has {stored.numel()} scales: only one scale for a layer is supported")
     scale = float(stored.float())
     if not 0 < scale < math.inf:
-        raise ModelError(f"{path}: tensor {name} is {scale}: a scale must be positive")
+        raise ModelError(f"{path}: tensor {name} is {scale}: expected a positive, finite number")
     return scale

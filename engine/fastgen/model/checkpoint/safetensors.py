@@ -26,7 +26,7 @@ from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
 from fastgen.model.config.fields import shown
 from fastgen.model_files import is_inside, read_json_object
 
-# Names of the decoder's tensors begin so in a checkpoint with a head.
+# Prefix of the names of the decoder's tensors in a checkpoint with a head.
 _PREFIX = "model."
 # Phi-3 stores projections that read the same rows as one tensor.
 _PHI3_FUSED = {
@@ -134,7 +134,7 @@ def _safetensors_files(directory: Path) -> list[Path]:
     files = _indexed_files(index) if index.is_file() and not single.is_file() else [single]
     for path in files:
         if not path.is_file():
-            raise ModelError(f"{directory}: {path.name} is missing: the weights must be safetensors files")
+            raise ModelError(f"{directory}: {path.name} is missing: expected all weights in safetensors files")
     return files
 
 

@@ -39,12 +39,12 @@ class Family:
 
     @property
     def base_class(self) -> str:
-        """The class of a checkpoint without an output head, as embedding models are."""
+        """The class of a checkpoint without an output head, for example of an embedding model."""
         return self.model_class.removesuffix("ForCausalLM") + "Model"
 
 
 def is_native(config: Config) -> bool:
-    """Return whether the model's type, and its class if named, is a native family.
+    """Return whether the model's type, and its class if it names one, are those of a native family.
 
     `architecture_from_huggingface` may still reject other fields of the configuration.
     """
@@ -153,7 +153,8 @@ def _same_layers(
     kind = _SLIDING if window else _FULL
     layers = _layers(fields, [kind] * _count(fields), window, experts)
     if any(layer.window != window for layer in layers):
-        raise ModelError(f"layer_types mixes windows: not supported for models of type {fields.text('model_type')}")
+        kind = fields.text("model_type")
+        raise ModelError(f"layer_types differs from sliding_window: all layers of a {kind} model have the same window")
     return layers
 
 

@@ -52,7 +52,7 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
     if ROPE_FACTORS in file.tensor_names():
         _check_factors(file, ROPE_FACTORS, dimensions)
         if not isinstance(everywhere.scaling, LinearScaling | None) or kind != "llama":
-            raise ModelError(f"tensor {ROPE_FACTORS} is beside other rope scaling or of another family: not supported")
+            raise ModelError(f"tensor {ROPE_FACTORS} with other rope scaling, or not of a llama model: not supported")
     if kind != "gemma3":
         return (everywhere,)
     return everywhere, RopeConfig(_base(fields, "rope.freq_base_swa", _GEMMA3_LOCAL_THETA), dimensions)

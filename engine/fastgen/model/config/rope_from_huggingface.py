@@ -36,7 +36,8 @@ def rope_configs(fields: Fields, head_dim: int, *, partial: bool) -> tuple[RopeC
     if fields.text("model_type") != "gemma3_text":
         for name, value in (scaling or parameters).items():
             if isinstance(value, Mapping):
-                raise ModelError(f"rope_parameters has {shown(name)}: all layers must have the same rotary positions")
+                where = "rope_scaling" if scaling else "rope_parameters"
+                raise ModelError(f"{where} has {shown(name)}: all layers must have the same rotary positions")
         return (_rope(fields, Fields(scaling or parameters), head_dim, fields.number("rope_theta"), partial),)
     if parameters and not parameters.keys() <= {_FULL, _SLIDING}:
         raise ModelError(f"rope_parameters is {shown(parameters)}: expected one object for {_FULL}, one for {_SLIDING}")
@@ -51,7 +52,8 @@ def rope_configs(fields: Fields, head_dim: int, *, partial: bool) -> tuple[RopeC
 def _rope(fields: Fields, parameters: Fields, head_dim: int, theta: float, partial: bool) -> RopeConfig:
     share = parameters.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if share > 1 or (share < 1 and not partial):
-        raise ModelError(f"partial_rotary_factor is {share}: partial rotary positions are not supported")
+        expected = "at most 1" if partial else "1, as models of this type rotate whole heads"
+        raise ModelError(f"partial_rotary_factor is {share}: expected {expected}")
     dimensions = int(head_dim * share)
     base = parameters.number("rope_theta", theta)
     if base <= 1:

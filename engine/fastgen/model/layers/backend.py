@@ -57,7 +57,7 @@ class Operations(Protocol):
         """Compute a mixture of experts: [n, hidden] -> [n, hidden]."""
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rows of x [T, hidden] that need logits: [R, hidden]."""
+        """Return the input's `logit_rows` of x [T, width]: [R, width]."""
 
 
 Input = TypeVar("Input")

@@ -113,7 +113,7 @@ class _Work:
 class _CPUOperations(Operations):
     """Operations of one step; see `backend.Operations`.
 
-    For oneDNN's products, rows are padded to a number for which these keep their code; padding rows are never read.
+    For oneDNN's products, rows are padded as by `padded_rows`. No result depends on padding rows.
     """
 
     def __init__(self, backend: CPUBackend, forward_input: ForwardInput, cache: KVCache) -> None:

@@ -63,7 +63,7 @@ class Decoder(Generic[Input]):
             normed = operations.add_norm(stream, update, update_norm, layer.input_norm)
             attended = operations.attend(index, layer.qkv(normed), layer.query_norm, layer.key_norm)
             if index == len(weights.layers) - 1:
-                # Beyond its keys and values, the last layer is needed only for rows with logits.
+                # Beyond its keys and values, the last layer is needed only for the logit rows.
                 attended, stream = operations.select_logit_rows(attended), operations.select_logit_rows(stream)
             update = layer.attention_output(attended)
             normed = operations.add_norm(stream, update, layer.attention_output_norm, layer.mlp_norm)

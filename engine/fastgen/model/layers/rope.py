@@ -1,6 +1,6 @@
 """Rotary angles in float32.
 
-The order of operations is that of transformers, so that results agree to the last bits.
+The order of operations is that of transformers, so that results agree to the last bit.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.forward_input import ChunkSpan, ForwardInput
 
-# Elements of the keys that a call for decodes gathers, or masked scores of a call for a chunk: 128 MiB in bfloat16.
+# Most elements of keys that a call for decodes gathers, and most scores that a call for a chunk masks: 128 MiB in
+# bfloat16.
 MAX_SCRATCH_ELEMENTS = 1 << 26
 
 

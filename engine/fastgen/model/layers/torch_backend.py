@@ -134,7 +134,7 @@ class TorchOperations:
         return mixture_of_experts(mixture, x, self.activate)
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Select the rows that need logits."""
+        """Select the logit rows."""
         return x.index_select(0, self._logit_rows)
 
 

@@ -398,7 +398,7 @@ def test_a_field_of_another_family_is_rejected_by_name_unless_it_changes_nothing
         ("qwen2", {"max_position_embeddings": None, "n_positions": 99}, "n_positions is set"),
         ("llama", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
         ("llama", {"no_rope_layers": "x"}, "no_rope_layers"),
-        ("qwen3_moe", {"layer_types": ["full_attention"] * 3}, "layer_types mixes windows"),
+        ("qwen3_moe", {"layer_types": ["full_attention"] * 3}, "layer_types differs from sliding_window"),
         ("llama", {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters has 'full_attention'"),
         ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters is"),

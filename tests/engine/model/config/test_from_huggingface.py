@@ -39,7 +39,7 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         (
             "mistral-window",
             {"layer_types": ["full_attention", *["sliding_attention"] * 2]},
-            "layer_types mixes windows",
+            "layer_types differs from sliding_window",
         ),
         ("qwen2-windows", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3}, "no sliding_window"),
         ("qwen3", {"layer_types": ["full_attention"] * 2}, "lists 2 layers, but num_hidden_layers is 3"),

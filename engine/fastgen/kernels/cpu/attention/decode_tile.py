@@ -74,7 +74,7 @@ def _emit_sums(
     size = element.bitwidth // 8
 
     def add_columns(column: Any, vectors: int) -> None:
-        """Add `vectors` vectors of all values, from an index of vectors on."""
+        """Compute `vectors` adjacent vectors of each head's output, from vector `column` on, over all keys."""
         offset = builder.mul(column, I64(WIDTH * size))
         first, next_read = builder.add(values, offset), builder.add(ahead, offset)
         results = [
@@ -139,7 +139,7 @@ def _sum_lanes(emit: Emitter, vectors: Sequence[Any]) -> Any:
 
 
 def _prefetch(builder: Any, address: Any) -> None:
-    """Load a cache line for reading, without waiting for it."""
+    """Prefetch a cache line for reading."""
     pointer = ir.IntType(8).as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
     function = lowering.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")

@@ -70,7 +70,7 @@ def is_filtered(parameters: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def _is_bounded(parameters: IntArray) -> npt.NDArray[np.bool_]:
-    """Return [R] whether one of the filters is set that keep the top tokens."""
+    """Return [R] whether top-k, top-p or min-p is set: the filters that keep the top tokens."""
     top_p, min_p = of_column(parameters, Column.TOP_P), of_column(parameters, Column.MIN_P)
     return (parameters[:, Column.TOP_K] > 0) | (top_p < 1) | (min_p > 0)
 

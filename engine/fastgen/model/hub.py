@@ -18,9 +18,9 @@ _IN_FOLDERS = ["*/*"]
 
 
 def hub_repository(model: str) -> str | None:
-    """Return the `organisation/name` in a name on a hub; None for an existing path or other text.
+    """Return the `organisation/name` that `model` names on a hub; None for an existing path or other text.
 
-    Does not ask the hub whether it has the model.
+    The hub is not asked whether it has the model.
     """
     match = _NAME.fullmatch(model)
     return None if match is None or Path(model).exists() else match["repository"]

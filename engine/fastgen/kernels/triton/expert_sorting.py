@@ -32,7 +32,7 @@ def padded_experts(num_experts: int) -> int:
 def max_tiles(pairs: int, num_experts: int, tile: int) -> int:
     """Return the largest number of tiles that `pairs` pairs can fill, whatever their experts are.
 
-    n pairs of an expert fill 1 + (n - 1) // tile tiles, so most are needed if every expert has a pair.
+    n pairs of an expert fill 1 + (n - 1) // tile tiles, so they fill the most if as many experts as possible have one.
     """
     busy = min(pairs, num_experts)
     return busy + (pairs - busy) // tile

@@ -114,7 +114,7 @@ class ModelArchitecture:
             )
         for rope in self.rope_configs:
             if rope.dimensions % 2:
-                raise ModelError(f"a head has {rope.dimensions} rotated dimensions, an odd number: rotation needs pairs")
+                raise ModelError(f"each head rotates {rope.dimensions} dimensions, an odd number: rotation needs pairs")
         experts = sum(layer.experts.count for layer in self.layers if layer.experts)
         if experts > _MOST_EXPERTS:
             raise ModelError(f"the layers have {experts} experts: expected at most {_MOST_EXPERTS}")

@@ -57,6 +57,9 @@ _MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}
 class EngineConfig:
     """Settings of one engine.
 
+    Attributes:
+        model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
+
     Raises:
         ConfigError: if a value is out of bounds or contradicts another.
     """
@@ -67,8 +70,8 @@ class EngineConfig:
     )
     dtype: str = setting_field(
         "auto",
-        "Data type of weights and KV cache. auto: bfloat16 on cuda, and on a cpu with AMX-BF16 or AVX512-BF16; float32 "
-        "on any other cpu.",
+        "Data type of the computation, of weights that are not quantized and, unless --kv-cache-dtype is fp8, of the "
+        "KV cache. auto: bfloat16 on cuda, and on a cpu with AMX-BF16 or AVX512-BF16; float32 on any other cpu.",
         kind="choice",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
@@ -90,7 +93,8 @@ class EngineConfig:
     token_budget: int | str | None = setting_field(
         None,
         "Maximum tokens per step: one for each decoding sequence, the rest for prompt chunks. auto measures step times "
-        "at start and picks the fewest tokens that reach 95% of peak throughput. Default: 256 on cpu, auto on cuda.",
+        "at start and picks the fewest tokens that reach 95% of peak throughput, or fewer if an inter-token target in "
+        "milliseconds requires it. Default: 256 on cpu, auto on cuda.",
         minimum=1,
         maximum=65536,
         words=("auto",),
@@ -99,8 +103,8 @@ class EngineConfig:
     inter_token_target: int | str = setting_field(
         "auto",
         "Target inter-token latency in milliseconds. While sequences decode, a step takes only as many prompt tokens "
-        "as fit into this time. auto derives the target from measured step times; off fills every step to the token "
-        "budget.",
+        "as fit into this time, but at least 16. auto derives the target from measured step times, and exceeds it to "
+        "keep up with demand; off fills every step to the token budget.",
         minimum=1,
         maximum=60000,
         words=("auto", "off"),
@@ -230,7 +234,11 @@ class ServerConfig:
     """Settings of the HTTP server in front of one engine.
 
     Attributes:
-        served_model_names: names that requests may use; responses report the first. Empty: the model's file name.
+        host, port: address to listen on; port 0 chooses a free one.
+        served_model_names: names that requests may use; metrics have the first. Empty: the model's default name.
+
+    Raises:
+        ConfigError: if a value is out of bounds.
     """
 
     host: str = "::"
@@ -334,8 +342,8 @@ class ServerConfig:
         "auto",
         "What the server does with the model. generate: text. embed: vectors of texts (/v1/embeddings, and their "
         "similarity at /v1/score and /v1/rerank). score: pairs of texts at /v1/score and /v1/rerank, with a reranker "
-        "that answers yes or no, such as Qwen3-Reranker. auto embeds with models of sentence-transformers, and "
-        "generates with others.",
+        "that answers yes or no, such as Qwen3-Reranker. auto embeds with models without an output head and with "
+        "those whose files name a pooling, such as sentence-transformers', and generates with others.",
         kind="choice",
         choices=TASKS,
     )

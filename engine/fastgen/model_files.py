@@ -1,4 +1,7 @@
-"""Files of a model's folder, which may be damaged or hostile. An error names the file and what it should contain."""
+"""Read files of a model's folder, which may be damaged or hostile.
+
+An error names the file and what it should contain.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: has more than {_MOST_BYTES >> 20} MiB, which no such file has")
+        raise ConfigError(f"{path}: has more than {_MOST_BYTES >> 20} MiB, too much for a file of a model")
     return text
 
 
@@ -34,7 +37,7 @@ def read_json(path: Path) -> Any:
     """Return the JSON value of a file.
 
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: as `read_text`, or if it is not JSON.
     """
     text = read_text(path)
     try:
@@ -65,7 +68,7 @@ def optional_json_object(path: Path) -> dict[str, Any]:
 
 
 def field(settings: Mapping[str, Any], name: str, kind: type | tuple[type, ...], where: object) -> Any:
-    """Return a field of a JSON object in the file `where`; None if it is missing or null.
+    """Return a field of a JSON object in a tokenizer's file `where`; None if it is missing or null.
 
     Raises:
         ConfigError: naming the field if it has another type.

@@ -31,8 +31,8 @@ class Setting:
     Attributes:
         name: field name of the config dataclass.
         kind: "int", "ints" (a text such as "16,32"), "bytes", "choice", "switch" (on or off) or "text".
-        default: None if it is derived at start; `help` then tells how.
-        minimum, maximum: inclusive bounds of an int, or of each of some ints, or None.
+        default: None if there is none, or if it is derived at start; `help` then says how.
+        minimum, maximum: inclusive bounds of an int, a size or each number of ints; None for no bound.
         choices: allowed values of a choice.
         words: values that are accepted besides numbers, for example "auto".
         unit: unit of an int or a size, or "".

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 
 class RemoteError(Exception):
-    """The server cannot be reached or returned an error; the message is one line.
+    """The server cannot be reached or returned an error, or its URL is invalid. The message is one line.
 
-    `status` is the HTTP status, or None without a response.
+    `status` is the HTTP status of an error response; None for other errors, those within a stream included.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -28,6 +28,9 @@ class RemoteServer:
         url: for example `http://127.0.0.1:8000`; a trailing `/v1` is ignored.
         api_key: sent as a bearer token, if given.
         timeout: seconds without any data before a request fails.
+
+    Raises:
+        RemoteError: `url` is not a server URL.
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
@@ -61,7 +64,7 @@ class RemoteServer:
             return value
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream; closing the iterator closes the connection.
+        """Yield the events of a streamed response; closing the iterator closes the connection.
 
         Raises:
             RemoteError: the server cannot be reached, returns an error, or ends the stream early.
@@ -69,7 +72,7 @@ class RemoteServer:
         yield from self._events("POST", path, {**body, "stream": True})
 
     def events(self, path: str) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream without end; closing the iterator closes the connection.
+        """Yield the events of an endless stream; closing the iterator closes the connection.
 
         Raises:
             RemoteError: the server cannot be reached, returns an error, or ends the stream.

@@ -18,9 +18,9 @@ class Scrape:
     Attributes:
         seconds: time of the scrape on the caller's clock.
         model_name: the served model name.
-        values: by the sample's name.
-        by_label: by the sample's name and its label other than the model's and a bucket's bound.
-        buckets: of each histogram, (upper bound, count at or below it), ascending.
+        values: values by sample name, without histogram buckets.
+        by_label: values by sample name and the value of each label except `model_name`, without histogram buckets.
+        buckets: (upper bound, count at or below it) pairs of each histogram, ascending.
     """
 
     seconds: float
@@ -100,11 +100,11 @@ class Interval:
         return self.after.seconds - self.before.seconds
 
     def rate(self, name: str, label: str | None = None) -> float:
-        """Return a counter's growth per second. A counter that fell was reset by a restart."""
+        """Return a counter's growth per second."""
         return self.growth(name, label) / self.seconds if self.seconds > 0 else 0.0
 
     def growth(self, name: str, label: str | None = None) -> float:
-        """Return a counter's growth."""
+        """Return a counter's growth. A counter that fell was reset by a restart and counts from zero."""
         if label is None:
             before, after = self.before.value(name), self.after.value(name)
         else:

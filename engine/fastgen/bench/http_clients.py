@@ -22,7 +22,7 @@ def run_against(remote: RemoteServer, workload: Workload, model: str | None, on_
         on_answer: called after each request, successful or not, in the client's thread.
 
     Raises:
-        RemoteError: the server cannot be reached.
+        RemoteError: the server cannot be reached, or the request for its models or the warm-up request fails.
     """
     name = model if model is not None else remote.model_names()[0]
     for ask in workload.warm_up().asks():

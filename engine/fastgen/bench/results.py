@@ -18,7 +18,7 @@ class Answer:
 
     Attributes:
         sent: time of sending.
-        arrivals: arrival times of its chunks of tokens.
+        arrivals: arrival time of each token in process, of each streamed chunk over HTTP.
         prompt_tokens, generated_tokens: number of tokens.
     """
 
@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between consecutive tokens."""
+        """Seconds between consecutive arrivals."""
         return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
@@ -79,7 +79,7 @@ class Results:
         return count / self.seconds if self.seconds > 0 else 0.0
 
     def latencies(self) -> list[Latency]:
-        """Return time to first token, every inter-token gap, mean gap per request, and end-to-end latency."""
+        """Return time to first token, gaps between arrivals, time per output token, and end-to-end latency."""
         whole = [answer for answer in self.answers if answer.arrivals]
         kinds = {
             "time to first token": [a.arrivals[0] - a.sent for a in whole],

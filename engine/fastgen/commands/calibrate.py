@@ -1,6 +1,6 @@
 """`fastgen calibrate`: measure step times by token count and derive the token budget.
 
-On a CPU, unless the settings name a format, it does so for each format that the processor computes fast.
+On a CPU, unless the settings name a format, it measures the default format and its alternatives, float32 and int8.
 """
 
 from __future__ import annotations
@@ -49,17 +49,14 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print the curve and the budget of each format.
-
-    The plot shows the first, which is the default.
-    """
+    """Measure, and print the curve and the budget of each format. The plot shows only the first format."""
     config = replace(engine_config(options), token_budget="auto")
     if options.seconds <= 0:
         raise ConfigError(f"--seconds {options.seconds}: must be above 0")
     if options.output is not None and options.output.suffix not in (".png", ".svg"):
         raise ConfigError(f"--output {options.output}: must end in .png or .svg")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {options.output}: no such directory: create it first")
+        raise ConfigError(f"--output {options.output}: its directory does not exist: create it first")
     if options.output is not None and find_spec("matplotlib") is None:
         raise ConfigError(
             f"--output {options.output}: matplotlib is not installed: run `pip install matplotlib`, "
@@ -86,14 +83,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def formats(config: EngineConfig, processor: Processor, *, is_native: bool) -> dict[str, EngineConfig]:
-    """Return the settings of each format to measure, by its heading.
-
-    The format that the settings choose by themselves comes first.
+    """Return the settings of each format to measure, by its heading; the default format comes first.
 
     Args:
-        config: names a format, or leaves the choice.
-        processor: of this machine.
-        is_native: whether the model has quantised formats.
+        config: the settings. If they name a format, only that is measured.
+        processor: the processor of this machine.
+        is_native: whether FastGen's own code runs the model: only then can it be quantized.
     """
     if config.device != "cpu" or config.dtype != "auto" or config.quantization != "none":
         return {"": config}

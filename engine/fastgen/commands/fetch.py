@@ -32,7 +32,7 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Download the model; return 0 or an exit code of `fastgen.fetch.errors`."""
+    """Download the model; return 0, or the exit code of the FetchError."""
     # PID 1 of a container only receives the signals that it handles.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

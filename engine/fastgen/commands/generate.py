@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if not texts:
         raise ConfigError("PROMPT: give at least one prompt, or a --prompts-file that contains one")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output {options.output}: no such directory: create it first")
+        raise ConfigError(f"--output {options.output}: its directory does not exist: create it first")
     model = load_model(config)
     uses_template = model.tokenizer.chat_template is not None if options.chat is None else options.chat
     prompts = [model.chat_prompt([{"role": "user", "content": text}]) if uses_template else text for text in texts]

@@ -23,7 +23,7 @@ class SourceNotFound(FetchError):
 
 
 class AccessDenied(FetchError):
-    """The source requires credentials, or rejected those given."""
+    """The source requires credentials, rejected those given, or does not give this account access."""
 
     exit_code = ACCESS_DENIED
 

@@ -3,7 +3,7 @@
     FOLDER/config.json, ...           files, each renamed to its name when complete
     FOLDER/.fastgen/NAME.TAG.part     a partial file
     FOLDER/.fastgen/files.json        size and tag of each file, written before it gets its name
-    FOLDER/.fastgen/complete.json     the marker, written last: without it the folder is not served
+    FOLDER/.fastgen/complete.json     the marker, written last: without it the download is incomplete
     FOLDER/.fastgen/lock              held by the downloading process
 
 If a process is killed at any point, the next one can continue with its folder.
@@ -87,7 +87,7 @@ class ModelFolder:
         names = {self.path.name, *keep}
         siblings = [entry.parent for entry in self.path.parent.glob(f"*/{_STATE}") if entry.parent.name not in names]
         for sibling in sorted(siblings):
-            # The marker goes first, so that a half-removed folder is not served.
+            # The marker goes first, so that a half-removed folder does not count as complete.
             (sibling / _STATE / MARKER).unlink(missing_ok=True)
             _remove(sibling)
         return sorted(sibling.name for sibling in siblings)

@@ -34,7 +34,7 @@ class HubRemote:
     """A repository at one revision; the listing pins the commit for all reads.
 
     Args:
-        file: path of the only file to download; None for the whole folder.
+        file: path of the only file to download; None for the model in the repository's root folder.
         timeout: seconds without a byte after which a connection counts as broken.
     """
 
@@ -43,7 +43,7 @@ class HubRemote:
         self._commit = revision
 
     def list(self) -> Listing:
-        """See `Remote.list`."""
+        """See `RemoteFiles.list`."""
         with _plain_errors(self._named()):
             info = huggingface_hub.HfApi().model_info(
                 self._repository, revision=self._revision, files_metadata=True, timeout=self._timeout
@@ -71,7 +71,7 @@ class HubRemote:
 
     @contextmanager
     def read(self, file: RemoteFile, start: int) -> Iterator[Iterator[bytes]]:
-        """See `Remote.read`."""
+        """See `RemoteFiles.read`."""
         url = huggingface_hub.hf_hub_url(
             self._repository, file.path, revision=self._commit, endpoint=constants.ENDPOINT
         )

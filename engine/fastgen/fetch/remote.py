@@ -51,7 +51,7 @@ class Listing:
 class RemoteFiles(Protocol):
     """A model's source.
 
-    All methods raise Interrupted if a retry may work, and another FetchError otherwise.
+    All methods, and reading the bytes, raise Interrupted if a retry may work, and another FetchError otherwise.
     """
 
     def list(self) -> Listing:
@@ -59,7 +59,7 @@ class RemoteFiles(Protocol):
         ...
 
     def read(self, file: RemoteFile, start: int) -> AbstractContextManager[Iterator[bytes]]:
-        """Yield the file's bytes from `start`. May end early without an error."""
+        """Open the file's bytes from `start`, in chunks. They may end early without an error."""
         ...
 
 

@@ -54,7 +54,7 @@ class S3Remote:
         self._s3 = _client(timeout)
 
     def list(self) -> Listing:
-        """See `Remote.list`."""
+        """See `RemoteFiles.list`."""
         source = f"s3://{self._bucket}/{self._key}"
         with _plain_errors(source):
             if self._key.endswith(".gguf"):
@@ -76,7 +76,7 @@ class S3Remote:
 
     @contextmanager
     def read(self, file: RemoteFile, start: int) -> Iterator[Iterator[bytes]]:
-        """See `Remote.read`."""
+        """See `RemoteFiles.read`."""
         with _plain_errors(f"s3://{self._bucket}/{file.path}"):
             answer = self._s3.get_object(Bucket=self._bucket, Key=file.path, Range=f"bytes={start}-", IfMatch=file.tag)
             # Its own context manager exposes the wrapped stream, which raises less specific errors.

@@ -32,7 +32,7 @@ class Retries:
         """Return the attempt's result; `received` returns the bytes so far, `say` reports each failure.
 
         Raises:
-            Interrupted: the last attempt failed.
+            Interrupted: the last attempt failed. Other errors are raised at once.
         """
         failures, before = 0, received()
         while True:
@@ -52,8 +52,8 @@ def transfer(remote: RemoteFiles, file: RemoteFile, part: Path, count: Callable[
     """Append the missing bytes to `part` and verify the file; `count` receives the number of new bytes.
 
     Raises:
-        Interrupted: the source ended early; `part` keeps its bytes.
-        FetchError: the bytes are not those of the file; `part` is removed.
+        Interrupted: the connection broke or the source ended early; `part` keeps its bytes.
+        FetchError: the source cannot be read, or the bytes are not those of the file; then `part` is removed.
         OSError: writing failed.
     """
     with part.open("ab") as out:

@@ -35,15 +35,15 @@ class LLM:
     Not thread-safe. Several streams may be open at once; they share engine steps.
 
     Args:
-        model: path of a GGUF file or a Hugging Face directory, or a model that is open already.
-        generation_config: `auto` takes sampling parameters that a call leaves out from the model's
-            generation_config.json, `none` from `SamplingParams`.
+        model: path of a GGUF file or a Hugging Face directory, a hub name such as org/name@revision, or an open model.
+        generation_config: source of `default_sampling`: `auto` is the model's generation_config.json, `none` the
+            defaults of `SamplingParams`.
         on_loading: called with a stage and its completed fraction, 0 to 1, while the model loads. The default is a
             progress bar on a terminal.
         settings: fields of `fastgen.config.EngineConfig`; sizes may be strings such as "2GiB".
 
     Attributes:
-        config: the settings, with `token_budget` resolved to a number.
+        config: the settings. `config.budget` is a number, also if calibration found it.
         tokenizer: the model's tokenizer.
         engine: the engine, for callers that drive requests themselves.
         default_sampling: the parameters of calls without any.
@@ -95,9 +95,9 @@ class LLM:
         """Generate completions for all prompts in one batch.
 
         Args:
-            prompts: strings or lists of token ids.
-            sampling: parameters for all prompts, or one entry per prompt; by default `default_sampling`. What is given
-                is used as it is.
+            prompts: one string, or a sequence of strings and lists of token ids.
+            sampling: parameters for all prompts, or one entry per prompt; by default `default_sampling`. Given
+                parameters are not merged with it.
             stop: a stop string, or several; they are not part of the text.
             n: completions per prompt. With a seed, completion i uses seed + i.
             progress: show a progress bar on standard error. By default, shown for several prompts on a terminal.
@@ -106,7 +106,7 @@ class LLM:
             n outputs per prompt, in the order of the prompts.
 
         Raises:
-            RequestError: if the model cannot serve one of the requests; none is run then.
+            RequestError: if an argument is invalid, or the model cannot serve one of the requests; then none is run.
         """
         if n < 1:
             raise RequestError(f"n is {n}: it must be at least 1", "n")
@@ -146,7 +146,8 @@ class LLM:
             chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            RequestError: if the model has no chat template, or the template rejects the messages.
+            RequestError: if the model has no chat template, the template rejects the messages, or the model cannot
+                serve the request.
         """
         prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
         max_tokens = max(1, min(self._reply_tokens, self.max_model_length - len(prompt)))
@@ -158,7 +159,7 @@ class LLM:
         """Stream the completion of one prompt. Closing the iterator cancels the generation.
 
         Raises:
-            RequestError: if the model cannot serve the request.
+            RequestError: on the first iteration, if the model cannot serve the request.
         """
         yield from self._run([self._prepare(prompt, sampling or self.default_sampling, stop)])
 

@@ -35,7 +35,7 @@ class Response:
     Attributes:
         generated_text: the generated text; with `return_full_text`, the prompt and the generated text.
         prompt_length, generated_length: number of tokens.
-        finish_reason: "stop" or "length".
+        finish_reason: "stop", "length" or, if the generation was cut short, another `FinishReason`.
     """
 
     generated_text: str
@@ -59,7 +59,7 @@ class GenerateArguments:
         stop: stop strings, in addition to the model's end-of-sequence tokens.
         ignore_eos: continue after an end-of-sequence token.
         return_full_text: return the prompt followed by the generated text.
-        more: further sampling parameters, named as in `fastgen.SamplingParams`.
+        more: further arguments, named as in `fastgen.SamplingParams`: `seed`, `min_p`, `typical_p` and the penalties.
     """
 
     max_length: int = 1024
@@ -79,7 +79,7 @@ class GenerateArguments:
         """Build from keyword arguments.
 
         Raises:
-            RequestError: an argument has an unknown name, or a stop string is empty.
+            RequestError: an argument has an unknown name, or a stop string is empty or not a string.
         """
         own = [f.name for f in fields(cls) if f.name != "more"]
         unknown = next((name for name in given if name not in (*own, *_MORE)), None)
@@ -93,7 +93,7 @@ class GenerateArguments:
         """Return the maximum number of tokens to generate after a prompt of this length.
 
         Raises:
-            RequestError: the prompt is as long as `max_length`.
+            RequestError: the prompt is at least as long as `max_length`.
         """
         if self.max_new_tokens is not None:
             return self.max_new_tokens
@@ -109,7 +109,7 @@ class GenerateArguments:
         """Return the arguments as SamplingParams.
 
         Raises:
-            RequestError: a value is out of range.
+            RequestError: a value is out of range, or as `max_tokens`.
         """
         return SamplingParams(**self._sampling_fields(prompt_length))
 
@@ -117,6 +117,9 @@ class GenerateArguments:
         """Return the fields of a /v1/completions request.
 
         `prompt_length` is used only without `max_new_tokens`.
+
+        Raises:
+            RequestError: as `max_tokens`.
         """
         return {**self._sampling_fields(prompt_length), "stop": list(self.stop)}
 

@@ -39,7 +39,7 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
         api_key: API key, if the server requires one; defaults to the environment variable FASTGEN_API_KEY.
 
     Raises:
-        DeploymentError: no deployment has this name, or it has ended.
+        DeploymentError: no deployment has this name, or it is not ready yet or has ended.
     """
     deployment = deployments.find(deployment_name)
     if not deployment.url:
@@ -71,12 +71,14 @@ class Client:
     ) -> list[Response]:
         """Generate for all prompts concurrently; `arguments` are those of `GenerateArguments`.
 
-        `streaming_fn` requires a single prompt. It is called with a list of one partial response per streamed chunk.
-        The complete response is returned as well.
+        `streaming_fn` requires a single prompt. It is called once for each streamed chunk, with a list of one
+        `Response`: the text of this chunk, 0 as `prompt_length`, the number of chunks so far as `generated_length`, and
+        a `finish_reason` only in the last one. The complete response is returned as well.
 
         Raises:
-            RequestError: the server rejected an argument or a prompt.
-            DeploymentError: the server cannot be reached.
+            RequestError: an argument is invalid, or the server returned an HTTP status 4xx, for example 401 without a
+                valid API key or 429 while its queue is full.
+            DeploymentError: the server cannot be reached, returned 5xx, or ended a stream early or with an error.
         """
         asked = GenerateArguments.of(arguments)
         texts = as_list(prompts)

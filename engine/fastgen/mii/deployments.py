@@ -44,10 +44,10 @@ class Deployment:
 
 
 def runtime_folder() -> Path:
-    """Return the folder of the deployment files, readable only by this user.
+    """Return the folder of the deployment files, which only this user can access; create it if missing.
 
     Raises:
-        DeploymentError: others can write to the folder.
+        DeploymentError: others can access the folder.
     """
     given = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(given) / "fastgen" if given else Path(tempfile.gettempdir()) / f"fastgen-{os.getuid()}"
@@ -55,7 +55,7 @@ def runtime_folder() -> Path:
     status = folder.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise DeploymentError(
-            f"{folder}: others can write to this folder: remove it, or set XDG_RUNTIME_DIR to a private folder"
+            f"{folder}: others can access this folder: remove it, or set XDG_RUNTIME_DIR to a private folder"
         )
     return folder
 
@@ -64,7 +64,7 @@ def find(name: str) -> Deployment:
     """Return the deployment of this name, running or not.
 
     Raises:
-        DeploymentError: no deployment has this name.
+        DeploymentError: no deployment has this name, or its file cannot be read.
     """
     try:
         return Deployment(**json.loads(_file(name).read_text()))
@@ -77,10 +77,10 @@ def find(name: str) -> Deployment:
 
 
 def reserve(name: str) -> None:
-    """Reserve a name for a deployment that this process starts; an ended one releases its name.
+    """Reserve a name for a deployment that this process starts; that of an ended deployment is free.
 
     Raises:
-        DeploymentError: the name is in use or invalid.
+        DeploymentError: the name is in use or invalid, or its file cannot be read.
     """
     if not _NAME.fullmatch(name):
         raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")

@@ -13,7 +13,7 @@ def pipeline(model: str, **settings: Any) -> Pipeline:
     """Load a model into this process.
 
     Args:
-        model: a GGUF file or a Hugging Face directory.
+        model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
         settings: engine settings, named as in `fastgen.config.EngineConfig`.
 
     Raises:
@@ -33,7 +33,8 @@ class Pipeline:
         """Generate for all prompts as a batch; `arguments` are those of `GenerateArguments`.
 
         Raises:
-            RequestError: the model cannot serve one of the prompts; then none of them runs.
+            RequestError: an argument is invalid, or the model cannot serve one of the prompts; then none of them runs.
+            RuntimeError: the pipeline is destroyed.
         """
         if self._llm is None:
             raise RuntimeError("this pipeline is destroyed: create a new one with fastgen.pipeline")

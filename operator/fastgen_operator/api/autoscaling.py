@@ -12,22 +12,23 @@ Mode = Literal["Auto", "DryRun"]
 
 
 class Targets(ApiModel):
-    """Latency and utilization targets that determine the number of replicas. They are no settings of the engines."""
+    """Latency and utilization targets that determine the number of replicas. They do not configure the engines."""
 
     time_to_first_token_milliseconds: int = Field(default=1000, ge=10, le=3_600_000)
-    """Target for the time from a request's arrival to its first token, in milliseconds. The autoscaler adds replicas
-    until the queued prompt tokens can be computed within this time."""
+    """Target for the time from a request's arrival to its first token, in milliseconds. Replicas are added if the
+    queued prompt tokens take longer to compute than a new replica takes to start, and kept while fewer could not
+    compute them within the target. The default of utilizationPercent also depends on it."""
     inter_token_latency_milliseconds: int | None = Field(default=None, ge=1, le=60_000)
     """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is
-    its token throughput with steps of this duration. The default is spec.engine.interTokenTarget, which bounds the
-    engine's steps; if that is auto or off, it is 50."""
+    its token throughput with steps of at most this duration. The default is spec.engine.interTokenTarget, which bounds
+    the engine's steps; if that is auto or off, it is 50."""
     utilization_percent: int | None = Field(default=None, ge=10, le=100)
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts. By
     default, it is derived from the work of the mean request, the replicas' speed and the first-token target."""
 
 
 class ScalingPolicy(ApiModel):
-    """A limit for the change of the number of replicas within a period, as of a HorizontalPodAutoscaler."""
+    """A limit for the change of the number of replicas within a period, as in a HorizontalPodAutoscaler."""
 
     type: Literal["Pods", "Percent"]
     """Unit of value: a number of replicas, or a percentage of the replicas at the start of the period."""
@@ -47,7 +48,8 @@ class ScaleUp(ApiModel):
     """Stabilization window for scaling up, in seconds. Replicas are added only if more were needed throughout the
     window. 0 scales up immediately."""
     policies: list[ScalingPolicy] = Field(default=[], max_length=4)
-    """Limits for the replicas that the load can add within a period. minReplicas and schedules are not limited."""
+    """Limits for the replicas that the load can add within a period. In any case, the load at most doubles the replicas
+    within 15 seconds, or adds four if that is more. The limits do not apply to a raised minReplicas or to schedules."""
     select_policy: SelectPolicy = "Max"
     """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
     Disabled adds no replicas for the load."""
@@ -58,14 +60,15 @@ class ScaleDown(ApiModel):
 
     stabilization_seconds: int = Field(default=300, ge=0, le=86400)
     """Stabilization window for scaling down, in seconds. Replicas are removed only if fewer were sufficient throughout
-    the window. After an operator restart, nothing is removed until one full window has been observed. The window
-    doubles, up to four times, if a burst requires new replicas soon after some were removed."""
+    the window. After an operator restart, nothing is removed until one full window has been observed. If a burst
+    requires new replicas within one window after some were removed, the window is doubled, up to four times the
+    configured length. It is halved again after three windows without such a burst."""
     max_step_percent: int = Field(default=25, ge=1, le=100)
     """Maximum share of the current replicas, in percent, to remove in one step. At least one replica can always be
-    removed. Steps are at least 30 seconds apart."""
+    removed. Steps are at least 30 seconds apart. A lowered maxReplicas applies at once."""
     policies: list[ScalingPolicy] = Field(default=[], max_length=4)
     """Limits for the replicas that can be removed within a period. maxStepPercent limits each step and these limit the
-    sum of the steps in a period, so both apply. maxReplicas is not limited."""
+    sum of the steps in a period, so both apply. A lowered maxReplicas applies at once."""
     select_policy: SelectPolicy = "Max"
     """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
     Disabled removes no replicas when the load falls."""
@@ -96,7 +99,7 @@ CRON_PATTERN: Final = _cron_rule()
 
 
 class Schedule(ApiModel):
-    """A recurring time in which at least a number of replicas run, whatever the load is."""
+    """A recurring period with its own lower bound for the number of replicas."""
 
     model_config = model_rule(
         "has(self.end) != has(self.durationSeconds)",
@@ -125,8 +128,8 @@ class Schedule(ApiModel):
     """IANA time zone of start and end. Defaults to UTC. A start within the hour that is skipped when daylight saving
     time begins applies at the end of that hour; one within the hour that is repeated applies the first time."""
     min_replicas: int = Field(ge=1, le=1000)
-    """Lower bound for the number of replicas while the schedule is active. The largest of all active schedules and
-    spec.autoscaling.minReplicas applies."""
+    """Lower bound for the number of replicas while the schedule is active. The largest bound of all active schedules
+    and spec.autoscaling.minReplicas applies."""
 
 
 class Autoscaling(ApiModel):
@@ -160,5 +163,5 @@ class Autoscaling(ApiModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """Recurring times with a higher lower bound, for example office hours. After the end of a schedule, replicas are
+    """Recurring periods with a higher lower bound, for example office hours. After the end of a schedule, replicas are
     removed as when the load falls."""

@@ -57,8 +57,8 @@ class DownloadResources(ApiModel):
 
 
 class Download(ApiModel):
-    """How a model is downloaded. Where it is downloaded, and the labels and annotations of the pod, are those of the
-    engine's pods: spec.scheduling and spec.podTemplate."""
+    """How the model is downloaded. The download runs on nodes that the engine's pods can use (spec.scheduling), and its
+    pod has the labels and annotations of spec.podTemplate."""
 
     resources: DownloadResources | None = None
 

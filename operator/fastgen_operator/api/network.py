@@ -31,7 +31,7 @@ class Requirement(ApiModel):
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     """Relationship between the key and the values."""
     values: list[_LabelValue] = Field(default=[], max_length=64)
-    """Label values. Must be empty for the operators Exists and DoesNotExist."""
+    """Label values. Required for the operators In and NotIn; must be empty for Exists and DoesNotExist."""
 
 
 class LabelSelector(ApiModel):

@@ -26,7 +26,7 @@ class Toleration(ApiModel):
 
 
 class TopologySpread(ApiModel):
-    """A topology spread constraint. Its label selector matches the pods of this FastGenDeployment."""
+    """A topology spread constraint. It counts the pods of this FastGenDeployment that have the same pod template."""
 
     topology_key: ShortText
     """Node label whose values define the topology domains, for example topology.kubernetes.io/zone."""

@@ -32,7 +32,7 @@ class TemplateMetadata(ApiModel):
     )
     """Labels to add to the pods. Labels that the operator selects pods by cannot be set."""
     annotations: dict[str, str] = Field(default={}, max_length=64)
-    """Annotations to add to the pods. They cannot override the operator's annotations."""
+    """Annotations to add to the pods. They override the operator's annotations, except fastgen.dev/model."""
 
 
 _CLAIMS = {
@@ -118,8 +118,8 @@ class Spec(ApiModel):
     autoscaling, unless autoscaling.mode is DryRun. An external autoscaler that uses the scale subresource, such as a
     HorizontalPodAutoscaler, needs an initial value here."""
     autoscaling: Autoscaling | None = None
-    """Scales the replicas automatically on arriving and queued tokens. Mutually exclusive with replicas, unless its
-    mode is DryRun."""
+    """Scales the replicas automatically on arriving and queued tokens and on KV cache usage. Mutually exclusive with
+    replicas, unless its mode is DryRun."""
     rollout: Rollout = Rollout()
     """Rolling update strategy of the pods."""
     drain_seconds: int = crd_field("drain_seconds")

@@ -43,19 +43,21 @@ class SupplyStatus(ApiModel):
     """Which pods serve, and which do not. The autoscaler counts ready and starting pods as supply, no others."""
 
     ready: int | None = Field(default=None, ge=0)
-    """Pods that are ready."""
+    """Pods that are ready and not being deleted."""
     starting: int | None = Field(default=None, ge=0)
-    """Pods that start, and do not take much longer than usual."""
+    """Pods that the scheduler has not handled yet, and pods on a node that are not ready yet and do not take much
+    longer than usual."""
     unschedulable: int | None = Field(default=None, ge=0)
-    """Pods without a node."""
+    """Pods for which the scheduler found no node, or that a scheduling gate holds back."""
     failing: int | None = Field(default=None, ge=0)
-    """Pods that crash, or take much longer to become ready than a start usually does."""
+    """Pods that crash, cannot start (for example, because their image cannot be pulled), or take much longer than usual
+    to become ready."""
     lost: int | None = Field(default=None, ge=0)
     """Pods whose node does not respond."""
     draining: int | None = Field(default=None, ge=0)
-    """Pods that are being deleted."""
+    """Pods that are being deleted, without lost ones."""
     pods: list[PodSupplyStatus] | None = Field(default=None, max_length=10)
-    """The first ten pods that are not ready, failing ones first."""
+    """Up to ten pods in other states than Ready, in the order Failing, Lost, Unschedulable, Starting, Draining."""
 
 
 class Capacity(ApiModel):
@@ -93,7 +95,7 @@ class ActiveSchedule(ApiModel):
     min_replicas: int = Field(ge=0)
     """Lower bound that the schedule sets for the number of replicas."""
     until: Time | None = None
-    """Time at which it ends."""
+    """Time at which the schedule ends. Unset if it never does."""
 
 
 class AutoscalingStatus(ApiModel):
@@ -102,26 +104,28 @@ class AutoscalingStatus(ApiModel):
     desired_replicas: int | None = Field(default=None, ge=0)
     """Number of replicas that the autoscaler currently requests. Unset in a dry run."""
     recommended_replicas: int | None = Field(default=None, ge=0)
-    """Number of replicas that the autoscaler would request now, without scaleUp.policies and scaleDown.policies. Set
-    only in a dry run."""
+    """Number of replicas that the autoscaler would request now. Set only in a dry run, which ignores policies and
+    selectPolicy of scaleUp and scaleDown."""
     active_schedule: ActiveSchedule | None = None
     """The schedule that sets the lower bound of the replicas. Unset while no active schedule is above minReplicas."""
     last_scale_time: Time | None = None
     """Last time the autoscaler changed the number of replicas."""
     reason: str | None = Field(default=None, max_length=1024)
-    """Machine-readable reason for the last change of the number of replicas, as one CamelCase word."""
+    """Machine-readable reason for the last change of the number of replicas, in a dry run of the recommended number, as
+    one CamelCase word."""
     message: str | None = Field(default=None, max_length=1024)
-    """How the current number of replicas follows from the demand, the capacity and the target, and which bound applies.
-    Updated when the number or the bound changes, and when the demand has changed by about a third. The reason of the
-    last change is in history."""
+    """How the current number of replicas, in a dry run the recommended one, follows from the demand, the capacity and
+    the target, and which bound applies. Updated when the number or the bound changes, and when the demand has changed
+    by more than 30 % and by more than a quarter of a replica's capacity."""
     demand_tokens_per_second: int | None = Field(default=None, ge=0)
-    """Arriving tokens per second, prompt and expected generated ones, that the message is about."""
+    """Demand that the message states, in tokens per second: arriving prompt tokens that are not expected in the prefix
+    cache, and the tokens that are expected to be generated for them."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 
 
 class Replacement(ApiModel):
-    """Replacement of a pod whose GPU failed."""
+    """Replacement of a pod whose GPU failed or whose engine hung."""
 
     pod: str = Field(max_length=253)
     """Name of the replaced pod."""
@@ -130,8 +134,8 @@ class Replacement(ApiModel):
     message: str = Field(max_length=1024)
     """Human-readable details about the failure."""
     count: int = Field(ge=1)
-    """Number of replacements in a row. The pause before the next one doubles with each, from 10 s to 5 min, and is
-    reset by 10 minutes without one."""
+    """Number of replacements in a row. The pause after each doubles, from 10 s to 5 min. A replacement more than 10
+    minutes after the end of a pause counts as the first again."""
     time: Time
     """Time of the decision."""
 
@@ -144,7 +148,7 @@ class Status(ApiModel):
     desired_replicas: int | None = Field(default=None, ge=0)
     """Desired number of replicas, from the spec or from the autoscaler."""
     replicas: int | None = Field(default=None, ge=0)
-    """Number of pods, of all revisions."""
+    """Number of pods of all revisions, without those that are being deleted or have ended."""
     ready_replicas: int | None = Field(default=None, ge=0)
     """Number of ready pods that have the current pod template."""
     updated_replicas: int | None = Field(default=None, ge=0)
@@ -163,7 +167,7 @@ class Status(ApiModel):
     autoscaling: AutoscalingStatus | None = None
     """State of the autoscaler. Set only if spec.autoscaling is set."""
     last_replacement: Replacement | None = None
-    """Last replacement of a pod whose GPU failed. Unset if there was none."""
+    """Last replacement of a pod whose GPU failed or whose engine hung. Unset if there was none."""
     conditions: list[StatusCondition] | None = Field(
         default=None,
         max_length=16,

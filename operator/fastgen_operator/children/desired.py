@@ -20,8 +20,8 @@ class Desired:
 
     Attributes:
         replicas: number of replicas.
-        max_unavailable: how many of them a rollout may take away.
-        claim_size: size of the volume.
+        max_unavailable: maximum number of them that may be unavailable during a rollout.
+        claim_size: size of the volume; empty without spec.cache.
         cached_model: the model that was downloaded to the volume, for an annotation; None if there is none.
         queue: labels from which Kueue takes queue and priority. It reads them on Deployments, on Jobs, and on the pods
             of other owners.
@@ -76,7 +76,10 @@ class Desired:
         }
 
     def child(self, kind: Kind, built: Object) -> Object:
-        """Return what was built as a child: with the name of its owner unless it has another, and deleted with it."""
+        """Return a builder's manifest completed with what all children have.
+
+        These are kind, namespace, labels, the owner reference, and the resource's name unless the builder set another.
+        """
         metadata = built.get("metadata", {})
         return {
             **built,
@@ -93,6 +96,6 @@ class Desired:
 
 
 def queue_labels(resource: Object, spec: Spec) -> dict[str, str]:
-    """Return the labels for Kueue of spec.podTemplate before those of the resource."""
+    """Return the labels for Kueue: those of the resource, overridden by those of spec.podTemplate."""
     given = {**resource["metadata"].get("labels", {}), **(spec.pod_template or PodTemplate()).metadata.labels}
     return {name: given[name] for name in _QUEUE_LABELS if name in given}

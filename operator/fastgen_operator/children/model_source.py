@@ -72,7 +72,7 @@ def fetch_container(desired: Desired, image: str, keep: Sequence[str] = ()) -> d
     The credentials are in the environment of this container only: the engine does not need them.
 
     Args:
-        keep: addresses of models to keep; all others are first removed from the volume. Without any, none is.
+        keep: addresses of models to keep; all others are first removed from the volume. If empty, none is removed.
     """
     model, settings = desired.spec.model, desired.platform.pods
     given = model.download.resources if model.download is not None else None

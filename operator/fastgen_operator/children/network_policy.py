@@ -13,7 +13,7 @@ from fastgen_operator.pods import HTTP_PORT
 def build_network_policies(desired: Desired) -> list[Object]:
     """Build the policy of the serving pods, and that of the pods that download the model to a volume.
 
-    The engine has a single port, so who reads the metrics can also use the model. What is not listed is denied.
+    The engine has a single port, so peers that read the metrics can also use the model. All other traffic is denied.
     """
     spec, platform = desired.spec, desired.platform
     neighbours = platform.neighbours

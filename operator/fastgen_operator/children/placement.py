@@ -81,7 +81,10 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
 
 
 def _requests(pod: Object) -> dict[str, Decimal]:
-    """Return what the scheduler counts for a pod: the sum of its containers, or its largest init container."""
+    """Return what the scheduler counts for a pod: for each resource, the larger of two numbers.
+
+    These are the sum over its containers and sidecars, and its largest init container.
+    """
     sidecars = [each for each in pod.get("initContainers", ()) if each.get("restartPolicy") == "Always"]
     total: dict[str, Decimal] = {}
     for container in (*pod["containers"], *sidecars):

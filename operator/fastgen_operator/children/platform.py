@@ -88,7 +88,8 @@ class PodSettings:
         ca_key: its key with the certificates, in PEM.
         image_pull_secrets: names of Secrets in each resource's namespace, with which the kubelet pulls the images.
         fixed_user: run as `USER_ID`. False leaves user and groups to the cluster, as OpenShift requires.
-        pod_template: restricted refuses a spec.podTemplate that violates the restricted Pod Security Standard.
+        pod_template: restricted refuses a spec.podTemplate that violates the restricted Pod Security Standard; any
+            accepts it.
     """
 
     http_proxy: str = ""

@@ -31,7 +31,7 @@ API_KEY_FILE: Final = "api-keys"
 
 
 def build_pod(desired: Desired) -> Object:
-    """Build the pod template of a replica, by the restricted Pod Security Standard."""
+    """Build the pod template of a replica. It complies with the restricted Pod Security Standard."""
     spec, settings = desired.spec, desired.platform.pods
     files = model_files(desired)
     downloads = spec.model.is_downloaded and not spec.is_preloaded

@@ -1,4 +1,4 @@
-"""What leads to the replicas: Service, PodMonitor, InferencePool; and the ServiceAccount of their pods."""
+"""The Service, PodMonitor, InferencePool and ServiceAccount of the serving pods."""
 
 from __future__ import annotations
 

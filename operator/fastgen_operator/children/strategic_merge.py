@@ -51,7 +51,8 @@ def strategic_merge(base: Object, patch: Object, path: str) -> Object:
         path: path of the patch within the resource, for error messages.
 
     Raises:
-        MergeError: the patch contains an unknown directive, or a list item without its merge key.
+        MergeError: the patch contains an unknown directive, a list item without its merge key, or a value of the wrong
+            type.
     """
     _check_directives(patch, path)
     action = patch.get("$patch")

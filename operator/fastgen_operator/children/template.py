@@ -54,10 +54,10 @@ def build_template(desired: Desired) -> Object:
 
 
 def explain_refusal(refusal: str, spec: Spec) -> str | None:
-    """Name the field of the resource that made the API server reject a Deployment.
+    """Return why the API server rejected a Deployment, naming the resource's field, not the Deployment's.
 
-    None if the spec has no such field. Only `spec.podTemplate` and `spec.scheduling.affinity` reach the Deployment
-    unchecked.
+    None if no field of the resource is the cause: only `spec.podTemplate` and `spec.scheduling.affinity` reach the
+    Deployment unchecked.
 
     Args:
         refusal: the API server's message.

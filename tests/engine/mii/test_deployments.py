@@ -84,7 +84,7 @@ def test_an_unreadable_record_gives_the_remedy(runtime: Path) -> None:
 def test_a_folder_writable_by_others_is_rejected(runtime: Path) -> None:
     (runtime / "fastgen").mkdir()
     (runtime / "fastgen").chmod(0o777)
-    with pytest.raises(DeploymentError, match="others can write to this folder"):
+    with pytest.raises(DeploymentError, match="others can access this folder"):
         fastgen.client("chat")
 
 

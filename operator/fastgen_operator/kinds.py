@@ -50,7 +50,7 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the URL path of an object; without `name` that of a collection, without `namespace` that of all."""
+        """Return the URL path of an object; without `name`, of a list; without `namespace`, of all namespaces."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]

@@ -100,7 +100,7 @@ class Deployment(Stored):
 
     @cached_property
     def replicas(self) -> int | None:
-        """How many pods it shall have; None if the object has no number."""
+        """Desired number of pods; None if the object has none."""
         return self.spec.get("replicas")
 
     @cached_property
@@ -112,7 +112,7 @@ class Deployment(Stored):
 
     @cached_property
     def max_unavailable(self) -> int | str | None:
-        """How many pods a rollout may take away."""
+        """Maximum number or percentage of pods that may be unavailable during a rollout; None if unset."""
         update: dict[str, Any] = self.spec.get("strategy", {}).get("rollingUpdate", {})
         return update.get("maxUnavailable")
 
@@ -123,7 +123,7 @@ class Deployment(Stored):
 
     @cached_property
     def is_paused(self) -> bool:
-        """Whether its controller rolls nothing out."""
+        """Whether its rollouts are paused."""
         return bool(self.spec.get("paused"))
 
     @cached_property
@@ -147,7 +147,7 @@ class Job(Stored):
 
     @cached_property
     def is_suspended(self) -> bool:
-        """Whether its controller starts no pod."""
+        """Whether it is suspended: its controller starts no pod."""
         return self.condition("Suspended").get("status") == "True"
 
     @cached_property

@@ -175,7 +175,10 @@ class Pod(Stored):
 
     @cached_property
     def is_starting(self) -> bool:
-        """Whether it is in its first start: no container has started, ended or restarted yet."""
+        """Whether it is in its first start.
+
+        Then no container, apart from init containers, has passed its startup probe, ended or restarted.
+        """
         if self.has_ended or self.pending is not None:
             return False
         running = (each for each in self.containers if each.role in ("engine", "container"))

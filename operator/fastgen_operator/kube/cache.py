@@ -62,7 +62,7 @@ class InformerCache:
             self._store(kind).remove(_key(obj), version_of(obj))
 
     def replace(self, kind: Kind, namespace: str | None, objects: Iterable[Object], version: str) -> set[Key]:
-        """Replace the objects of a kind with a list made at that version.
+        """Replace the objects of a kind with a list made at that version. Newer cached objects stay.
 
         Args:
             namespace: None for a list of all namespaces.
@@ -86,7 +86,7 @@ class InformerCache:
             return [obj for _, obj in sorted(self._store(kind).by_owner.get(key, {}).items())]
 
     def pods(self, key: Key) -> list[Pod]:
-        """Return the pods with the owner label of one FastGenDeployment, by name.
+        """Return the pods with the owner label of one FastGenDeployment, those of downloads included, by name.
 
         Each version of a pod is one `Pod` for as long as it is cached, so that later reconciles do not read it again.
         """
@@ -159,7 +159,10 @@ class _Store:
         self._drop(key)
 
     def replace(self, namespace: str | None, listed: list[Object], version: int) -> list[Object]:
-        """Replace the objects; return those that were added, updated or removed."""
+        """Replace the objects of a namespace (None: all) with a list; return those added, updated or removed.
+
+        Cached objects newer than the list stay. If the list is older than the previous one, all objects are replaced.
+        """
         if version < self._listed.get(namespace, 0):
             self._forget(namespace)
         present = {_key(obj) for obj in listed}
@@ -182,7 +185,7 @@ class _Store:
         return max(self._deleted.get(key, 0), self._listed.get(None, 0), self._listed.get(key[0], 0))
 
     def _forget(self, namespace: str | None) -> None:
-        """Drop everything: versions went backwards, as after a restore of etcd from a backup."""
+        """Drop the objects of a namespace: versions went backwards, as after a restore of etcd from a backup."""
         for key in [key for key in self.objects if namespace in (None, key[0])]:
             self._drop(key)
         self._deleted = {key: end for key, end in self._deleted.items() if namespace not in (None, key[0])}

@@ -100,7 +100,8 @@ class KubeClient:
             before: the object that the manifest was compared with; None if it is to be created.
 
         Raises:
-            KubeError: with status 409 if the object's spec has changed, or it exists already, or was deleted since.
+            KubeError: the write failed; with status 409 if the object exists already, or its spec has changed or it was
+                deleted since `before` was read.
         """
         for left in reversed(range(_ATTEMPTS)):
             version = _NO_VERSION if before is None else _version(before)

@@ -30,8 +30,8 @@ def wall_time() -> datetime:
 class ClusterClock:
     """The API server's time; safe to use from several threads. Until the first response, that of this machine.
 
-    It runs on `elapsed`, so a change of the machine's clock changes nothing. Only if a response contradicts it, it is
-    set: by the machine's clock if the response agrees with that, which has more than whole seconds.
+    It runs on `elapsed`, so a change of the machine's clock changes nothing. It is set only if a response contradicts
+    it: to the machine's clock if that agrees with the response, for its fractions of a second, else to the response.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ClusterClock:
         self._set = wall(), elapsed()
 
     def elapsed(self) -> float:
-        """Return the seconds that pass to `heard` later."""
+        """Return the monotonic seconds to pass to `heard` as the beginning of a request."""
         return self._elapsed()
 
     def now(self) -> datetime:

@@ -79,7 +79,7 @@ def compact(kind: Kind, obj: Object) -> Object:
 
 
 def stub(kind: Kind, obj: Object, fault: str | None = None) -> Object:
-    """Return the identity, the owner and the class of an object, and the status of a FastGenDeployment.
+    """Return the identity, owner and class of an object; with a fault, also a FastGenDeployment's status.
 
     Args:
         fault: why the rest cannot be used; None if this operator does not need it.
@@ -204,7 +204,7 @@ def _deep_place(obj: Object) -> tuple[str, ...]:
 
 
 def _large_place(obj: Object) -> tuple[str, ...]:
-    """Return the path of the largest part that is more than half of its parent."""
+    """Return the path to the largest part, as deep as it makes up at least half of its parent."""
     path: tuple[str, ...] = ()
     value: Any = obj
     size: Callable[[Any], int] = lambda part: len(json.dumps(part, ensure_ascii=False))  # noqa: E731

@@ -58,6 +58,8 @@ _Opened = TypeVar("_Opened", _Event, _Page)
 def decode(data: bytes) -> Any:
     """Decode JSON. Values nested deeper than `_DEPTH` levels become null if the decoder cannot handle them.
 
+    A large FastGenDeployment loses its managedFields.
+
     Raises:
         ValueError: the data is not JSON.
     """

@@ -62,12 +62,12 @@ class Sources:
             return all((kind, scope) in self._listed for kind in ESSENTIAL)
 
     def serves_any(self) -> bool:
-        """Return whether there is a namespace, or the cluster, with enough listed."""
+        """Return whether enough was listed to reconcile resources of at least one scope."""
         with self._lock:
             return any(all((kind, scope) in self._listed for kind in ESSENTIAL) for scope in self._scopes)
 
     def is_stale(self, namespace: str) -> bool:
-        """Return whether a kind fails now from which the replicas of this namespace are counted."""
+        """Return whether a kind that the replicas of this namespace are counted from cannot be read now."""
         scope = self._scope(namespace)
         with self._lock:
             return any(self._fails((kind, scope)) for kind in ESSENTIAL)

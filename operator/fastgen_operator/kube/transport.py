@@ -38,11 +38,11 @@ class KubeError(Exception):
 
     Attributes:
         status: HTTP status; 0 without a response.
-        retry_after: seconds of the Retry-After header; 0 without one.
+        retry_after: seconds of the Retry-After header, at most `_LONGEST_PAUSE`; 0 without one.
         causes: reasons in the response's `details.causes`.
-        is_status: whether the response was a Status, which concerns this request: an admission webhook of one namespace
-            may answer 429 or 503, or a kind that cannot be read yet. An overloaded API server, or a proxy before it,
-            answers in plain text.
+        is_status: whether the response was a Status, which concerns this request alone: a 429 or 503 may come from an
+            admission webhook of one namespace, or from a kind that cannot be read yet. An overloaded API server, or a
+            proxy before it, answers in plain text.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class KubeError(Exception):
 
     @property
     def is_answer(self) -> bool:
-        """Whether the server answered this request. Otherwise, or if it is busy, the next request fails too."""
+        """Whether the server answered this request. If not, it is unreachable or busy: the next fails too."""
         return self.status not in (0, 401, 504) and (self.is_status or self.status not in (429, 503))
 
     @property
@@ -113,7 +113,7 @@ class ApiServer:
     Args:
         timeout: seconds without data after which a request fails, so that a dead connection does not block a worker.
         ended: called after each request in its thread, whether or not it succeeded.
-        clock: hears the time of each response.
+        clock: compared with the Date header of each response.
     """
 
     def __init__(
@@ -244,5 +244,8 @@ def _error_of(request: str, status: int, retry_after: str | None, data: bytes) -
 
 
 def seconds_of(header: str | None) -> float:
-    """Parse Retry-After; 0 without the header, and for a date, which API servers do not send."""
+    """Parse Retry-After, up to `_LONGEST_PAUSE`.
+
+    Return 0 without the header, and for a date, which API servers do not send.
+    """
     return min(float(header), _LONGEST_PAUSE) if header is not None and header.isdecimal() else 0.0

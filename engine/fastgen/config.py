@@ -119,7 +119,7 @@ class EngineConfig:
     )
     prefix_caching: bool = setting_field(
         True,
-        "Keep the KV of computed prompts while there is room, and reuse it for prompts with the same prefix.",
+        "Keep the KV of prompts and generated tokens while there is room; reuse it for prompts with the same prefix.",
         kind="switch",
     )
     preemption: str = setting_field(

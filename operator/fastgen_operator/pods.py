@@ -52,7 +52,7 @@ class Container:
         has_started: whether it has passed its startup probe.
         restarts: how often it was started again.
         running_since: in RFC 3339, empty if unknown; None if it does not run.
-        is_terminated: whether it has ended and is not started again.
+        is_terminated: whether it has ended and has not been started again.
         ended: the last ending; None if there was none.
         waiting, waiting_message: why it waits, in a word and in a sentence; empty for others.
         memory_limit: None without one.
@@ -138,7 +138,7 @@ class Pod(Stored):
 
     @cached_property
     def is_ready(self) -> bool:
-        """Whether it passes its readiness probe."""
+        """Whether its condition Ready is True."""
         return self.condition("Ready").get("status") == "True"
 
     @cached_property
@@ -191,7 +191,7 @@ class Pod(Stored):
 
     @cached_property
     def scheduled_at(self) -> float | None:
-        """When it was bound to its node, in seconds since 1970; None without one."""
+        """When it was bound to its node, in seconds since 1970; None without a node."""
         return _changed_at(self.condition("PodScheduled")) if self.node else None
 
     @cached_property
@@ -222,7 +222,10 @@ class Pod(Stored):
 
     @cached_property
     def no_node(self) -> str:
-        """Why it has no node, also if a scheduling gate holds it back; empty if it has one, or is not handled yet."""
+        """Why it has no node, according to the scheduler or because of a scheduling gate.
+
+        Empty if it has a node, or the scheduler has not handled it yet.
+        """
         condition = self.condition("PodScheduled")
         refused = condition.get("status") == "False"
         return str(condition.get("message") or condition.get("reason", "")) if refused else ""

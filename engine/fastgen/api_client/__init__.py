@@ -1,1 +1,1 @@
-"""A client of a running FastGen server, on the standard library alone."""
+"""A client of a running FastGen server. Only its parser of metrics needs more than the standard library."""

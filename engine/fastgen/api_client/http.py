@@ -97,7 +97,7 @@ class RemoteServer:
         """Return the names under which the server serves its model.
 
         Raises:
-            RemoteError: the server cannot be reached or has not loaded its model.
+            RemoteError: the server cannot be reached or returns an error, for example while it loads its model.
         """
         return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]
 

@@ -14,7 +14,7 @@ _NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """One step: its number, duration in seconds, and tokens."""
+    """One step: its number, duration in seconds, decode and prompt tokens, and number of prompts."""
 
     number: int
     seconds: float
@@ -38,7 +38,7 @@ class StepWatch:
         offered: whether the server has the stream.
 
     Raises:
-        RemoteError: the server rejects the key or cannot be reached.
+        RemoteError: the server cannot be reached, or returns an error other than 404.
     """
 
     def __init__(self, remote: RemoteServer, most: int) -> None:

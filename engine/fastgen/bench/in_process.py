@@ -1,4 +1,4 @@
-"""The same closed loop over an engine in this process, without HTTP."""
+"""Closed-loop load on an engine in this process, without HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastgen fetch`: download a model into a folder, atomically."""
+"""`fastgen fetch`: download a model into a folder, resuming an interrupted download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fastgen generate`: generate text in this process, streamed to the terminal or into a file."""
+"""`fastgen generate`: generate text in this process, streamed to the terminal or as a batch of JSON lines."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class Desired:
         max_unavailable: maximum number of them that may be unavailable during a rollout.
         claim_size: size of the volume; empty without spec.cache.
         cached_model: the model that was downloaded to the volume, for an annotation; None if there is none.
-        queue: labels from which Kueue takes queue and priority. It reads them on Deployments, on Jobs, and on the pods
-            of other owners.
+        queue: labels from which Kueue takes queue and priority. It reads them on Deployments and Jobs, and on pods
+            whose owners it does not manage.
     """
 
     name: str

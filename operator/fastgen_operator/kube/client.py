@@ -48,6 +48,8 @@ _ATTEMPTS = 5
 class KubeClient:
     """Reads live objects and writes them; safe to use from several threads. Writes are counted by kind.
 
+    Every method raises KubeError if its request fails; the methods name the statuses with a special meaning.
+
     Args:
         cache: updated with the result of each write, so that the next read of the cache includes it.
         leads: returns whether this operator may write now; a write without leadership raises KubeError.
@@ -61,7 +63,7 @@ class KubeClient:
         self._pauses: dict[_Request | None, tuple[float, KubeError]] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """Return the live object, cached or not, or None."""
+        """Return the live object from the API server, or None."""
         found: Object | None = self._find(kind.path(namespace, name))
         return found
 

@@ -1,1 +1,1 @@
-"""A client of a running FastGen server. Only its parser of metrics needs more than the standard library."""
+"""A client of a running FastGen server. Only its metrics parser needs more than the standard library."""

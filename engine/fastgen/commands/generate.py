@@ -1,4 +1,4 @@
-"""`fastgen generate`: generate text in this process, streamed to the terminal or as a batch of JSON lines."""
+"""`fastgen generate`: generate text in this process, streamed or as a batch of JSON lines."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SupplyStatus(ApiModel):
     lost: int | None = Field(default=None, ge=0)
     """Pods whose node does not respond."""
     draining: int | None = Field(default=None, ge=0)
-    """Pods that are being deleted, without lost ones."""
+    """Pods that are being deleted, except lost ones."""
     pods: list[PodSupplyStatus] | None = Field(default=None, max_length=10)
     """Up to ten pods in other states than Ready, in the order Failing, Lost, Unschedulable, Starting, Draining."""
 
@@ -111,15 +111,15 @@ class AutoscalingStatus(ApiModel):
     last_scale_time: Time | None = None
     """Last time the autoscaler changed the number of replicas."""
     reason: str | None = Field(default=None, max_length=1024)
-    """Machine-readable reason for the last change of the number of replicas, in a dry run of the recommended number, as
-    one CamelCase word."""
+    """Machine-readable reason for the last change of the number of replicas (in a dry run, of the recommended number),
+    as one CamelCase word."""
     message: str | None = Field(default=None, max_length=1024)
-    """How the current number of replicas, in a dry run the recommended one, follows from the demand, the capacity and
+    """How the current number of replicas (in a dry run, the recommended one) follows from the demand, the capacity and
     the target, and which bound applies. Updated when the number or the bound changes, and when the demand has changed
     by more than 30 % and by more than a quarter of a replica's capacity."""
     demand_tokens_per_second: int | None = Field(default=None, ge=0)
     """Demand that the message states, in tokens per second: arriving prompt tokens that are not expected in the prefix
-    cache, and the tokens that are expected to be generated for them."""
+    cache, plus tokens that are expected to be generated."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 

@@ -47,7 +47,7 @@ def test_kubectl_get_shows_the_printer_columns_and_categories(space: Space, oper
 @pytest.mark.controlplane
 def test_kubectl_explain_shows_the_field_descriptions(space: Space) -> None:
     said = space.kubectl("explain", "fgd.spec.autoscaling", "--recursive=false")
-    assert "Scales the replicas automatically on arriving and queued tokens." in " ".join(said.split())
+    assert "Scales the replicas automatically on arriving and queued tokens" in " ".join(said.split())
     assert "maxReplicas\t<integer> -required-" in said
     said = " ".join(space.kubectl("explain", "fgd.spec.autoscaling.minReplicas").split())
     assert "Lower bound for the number of replicas. Scaling to zero is not supported" in said

@@ -46,6 +46,7 @@ class S3Remote:
     """A prefix of a bucket, or one object in it.
 
     Args:
+        key: key of one object if it ends with .gguf, otherwise a prefix.
         timeout: seconds without a byte after which a connection counts as broken.
     """
 

@@ -24,7 +24,7 @@ class Sources:
 
     Args:
         scopes: the namespaces with sources of their own; (None,) for all.
-        show: called with a source, and whether it fails, when that changes.
+        show: called with a source, and whether it fails, when that or the error changes.
     """
 
     def __init__(self, scopes: Sequence[str | None], show: Callable[[Source, bool], object] = lambda *_: None) -> None:

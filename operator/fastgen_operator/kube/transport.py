@@ -37,7 +37,7 @@ class KubeError(Exception):
     """A request to the API server failed.
 
     Attributes:
-        status: HTTP status; 0 without a response.
+        status: HTTP status; 0 without a usable response, or if no request was sent.
         retry_after: seconds of the Retry-After header, at most `_LONGEST_PAUSE`; 0 without one.
         causes: reasons in the response's `details.causes`.
         is_status: whether the response was a Status, which concerns this request alone: a 429 or 503 may come from an

@@ -21,6 +21,9 @@ class RemoteError(Exception):
         self.status = status
 
 
+_NOT_OURS = "the response has another form; check that this is the URL of an OpenAI-compatible server"
+
+
 class RemoteServer:
     """A server at `url`. Thread-safe: each call opens its own connection.
 
@@ -99,7 +102,10 @@ class RemoteServer:
         Raises:
             RemoteError: the server cannot be reached or returns an error, for example while it loads its model.
         """
-        return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]
+        try:
+            return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RemoteError(f"{self.url}/v1/models: {_NOT_OURS}") from error
 
     @contextmanager
     def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
@@ -116,6 +122,8 @@ class RemoteServer:
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise RemoteError(f"{self.url}: {reason}") from error
+        except ValueError as error:
+            raise RemoteError(f"{self.url}{path}: {_NOT_OURS}") from error
         finally:
             connection.close()
 

@@ -82,8 +82,6 @@ def reserve(name: str) -> None:
     Raises:
         DeploymentError: the name is in use or invalid, or its file cannot be read.
     """
-    if not _NAME.fullmatch(name):
-        raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")
     pid = os.getpid()
     began = process_began(pid)
     assert began is not None, "this process runs"
@@ -127,4 +125,6 @@ def process_began(pid: int) -> int | None:
 
 
 def _file(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")
     return runtime_folder() / f"{name}.json"

@@ -25,6 +25,7 @@ from fastgen.mii import deployments
 from fastgen.mii.arguments import check_model_arguments
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import Deployment, DeploymentError
+from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
@@ -62,7 +63,7 @@ def serve(
     EngineConfig(model=model, **{name: value for name, value in settings.items() if name not in server_names})
     server = ServerConfig(**{name: value for name, value in settings.items() if name in server_names})
     source = ModelSource.open(model)
-    name = deployment_name or default_model_name(model)
+    name = deployment_name or default_model_name(hub_repository(model) or model)
     deployments.reserve(name)
     with ExitStack() as on_failure:
         on_failure.callback(deployments.forget, name)

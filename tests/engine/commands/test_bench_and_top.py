@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -90,6 +92,24 @@ def test_an_error_contains_the_servers_message(scripted: Serving) -> None:
     assert refused.value.status == 404
     with pytest.raises(RemoteError, match="not a server URL"):
         RemoteServer("ftp://somewhere")
+
+
+def test_the_server_of_something_else_is_named_as_one() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>\ndata: go away\n")
+
+        do_POST = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        remote = RemoteServer(f"http://127.0.0.1:{other.server_port}")
+        for ask in (remote.model_names, lambda: remote.post("/a", {}), lambda: list(remote.events("/a"))):
+            with pytest.raises(RemoteError, match="the response has another form; check"):
+                ask()
+        other.shutdown()
 
 
 def scrape_at(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:

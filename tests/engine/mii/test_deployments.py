@@ -90,8 +90,9 @@ def test_a_folder_writable_by_others_is_rejected(runtime: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "x" * 64])
 def test_a_name_that_is_not_a_valid_file_name_is_rejected(name: str) -> None:
-    with pytest.raises(DeploymentError, match="letters"):
-        deployments.reserve(name)
+    for use in (deployments.reserve, fastgen.client):
+        with pytest.raises(DeploymentError, match="letters"):
+            use(name)
 
 
 def test_settings_are_validated_before_the_server_starts(runtime: Path) -> None:

@@ -60,18 +60,6 @@ def test_links_between_pages_are_valid() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_each_promise_of_the_security_policy_names_tests_that_exist() -> None:
-    text = (ROOT / "SECURITY.md").read_text().partition("## What the engine promises")[2]
-    promises = re.findall(r"^\| [^|]+\.( `[^`]+`[^|]*)? \|(.*)\|$", text.partition("## Tenants")[2], re.MULTILINE)
-    assert len(promises) == 9
-    for _, tests in promises:
-        assert "::" in tests
-    for path, test in re.findall(r"`([\w/]+\.py)::(\w+)`", text):
-        assert f"def {test}(" in (ROOT / "tests" / "engine" / path).read_text(), f"{path} has no {test}"
-    for path in re.findall(r"`(?:tests/engine/server/)?(test_\w+\.py)`", text):
-        assert (ROOT / "tests" / "engine" / "server" / path).exists(), path
-
-
 def test_the_mii_page_maps_every_argument_of_generate() -> None:
     text = (ROOT / "docs" / "coming-from" / "deepspeed-mii.md").read_text()
     for field in dataclasses.fields(GenerateArguments):

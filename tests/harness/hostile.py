@@ -5,33 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from cluster.commands import CommandError
-from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import FASTGEN
 from harness.chart import CLUSTER_NAME
 from harness.probes import wait_policies
-from harness.space import Space, resource
+from harness.space import resource
+from support.namespace import Cluster, Namespace
 
 LIMITS = f"{CLUSTER_NAME}-limits"
 BINDING = f"validatingadmissionpolicybinding/{LIMITS}"
 
 
 @contextlib.contextmanager
-def without_limits(plane: ControlPlane, space: Space) -> Iterator[None]:
+def without_limits(space: Namespace[Any]) -> Iterator[None]:
     """Exclude a namespace from the chart's admission policy of limits, as on a cluster without the policy."""
     elsewhere = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [space.name]}
-    _select(plane, {"matchExpressions": [elsewhere]})
+    _select(space.cluster, {"matchExpressions": [elsewhere]})
     try:
         yield
     finally:
-        _select(plane, None)
+        _select(space.cluster, None)
 
 
-def _select(plane: ControlPlane, namespaces: object) -> None:
+def _select(cluster: Cluster, namespaces: object) -> None:
     patch = {"spec": {"matchResources": {"namespaceSelector": namespaces}}}
-    plane.kubectl("patch", BINDING, "--type", "merge", "--patch", json.dumps(patch))
-    wait_policies(plane)
+    cluster.kubectl("patch", BINDING, "--type", "merge", "--patch", json.dumps(patch))
+    wait_policies(cluster)
 
 
 def deep(levels: int, shape: str = "map") -> str:
@@ -47,14 +48,14 @@ def manifest(name: str, pod_spec: str, metadata: str = "") -> str:
     return text.replace('"POD"', pod_spec).replace('"metadata": {', f'"metadata": {{{metadata}', 1)
 
 
-def create(space: Space, name: str, pod_spec: str, *args: str, metadata: str = "") -> str:
+def create(space: Namespace[Any], name: str, pod_spec: str, *args: str, metadata: str = "") -> str:
     """Create a FastGenDeployment with this JSON as `spec.podTemplate.spec`. Raises CommandError."""
     query = "?dryRun=All" if args else ""
     path = FASTGEN.path(space.name) + query
     return space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=manifest(name, pod_spec, metadata))
 
 
-def refusal(space: Space, name: str, pod_spec: str) -> str:
+def refusal(space: Namespace[Any], name: str, pod_spec: str) -> str:
     """Return why the API server rejects such a FastGenDeployment; empty if it accepts it. It is not stored."""
     try:
         create(space, name, pod_spec, "--dry-run=server")

@@ -11,10 +11,9 @@ from itertools import product
 from typing import Any, Final
 from uuid import uuid4
 
-from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import DEPLOYMENT, POD, POD_DISRUPTION_BUDGET, SERVICE_ACCOUNT, Kind
 from fastgen_operator.kube.transport import ApiServer, KubeError
-from support.namespace import CONFIG_MAP, Namespace, Object
+from support.namespace import CONFIG_MAP, Cluster, Namespace, Object
 from support.waiting import eventually
 
 ADMISSION = "admissionregistration.k8s.io"
@@ -55,13 +54,13 @@ def probe(space: Namespace[Any], kind: Kind, name: str = "probe") -> str:
     return ""
 
 
-def wait_policies(plane: ControlPlane) -> None:
+def wait_policies(cluster: Cluster) -> None:
     """Return when the API server judges by all admission policies and bindings as they are stored now.
 
     It sees changes of each kind in their order, so it has seen those before a policy that it obeys.
     """
     name = f"probe-{uuid4().hex[:8]}"
-    place = Namespace(plane, "default")
+    place = Namespace(cluster, "default")
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": [CONFIG_MAP.plural]}
     specs: dict[Kind, Object] = {
         POLICY: {

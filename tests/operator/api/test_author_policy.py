@@ -191,7 +191,7 @@ def test_rights_on_secrets_claims_or_pods_are_enough(space: Space) -> None:
 
 
 def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_acceptance(
-    plane: ControlPlane, space: Space
+    space: Space,
 ) -> None:
     """The API server bounds the cost of a policy; an expression beyond it rejects the request."""
     alice = User(space, "alice")
@@ -208,7 +208,7 @@ def test_the_largest_template_costs_an_author_nothing_but_a_rejection_or_accepta
         words = str(error) if error.status == 422 else ""
     assert "characters" in words
     # What is too large to be checked is rejected, also where nothing else bounds it.
-    with without_limits(plane, space):
+    with without_limits(space):
         words = alice.refusal(**engine(env=[{"name": f"A{number}"} for number in range(5_000)]))
         assert "spec.podTemplate: has more than 65536 characters" in words
 

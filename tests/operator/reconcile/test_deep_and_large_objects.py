@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.controlplane import ControlPlane
+from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.main import main as plugin
 from harness.chart import operator_kubeconfig
 from harness.hostile import create, deep, refusal, without_limits
@@ -42,7 +43,7 @@ def test_resources_of_any_depth_are_reported_and_stop_nothing_else(
     space.apply(resource())
     scale(space, 1)
     names = [f"{shape}-{depth}" for shape in ("map", "list") for depth in DEPTHS]
-    with without_limits(plane, space):
+    with without_limits(space):
         for name in names:
             shape, _, depth = name.partition("-")
             create(space, name, deep(int(depth), shape))
@@ -92,6 +93,16 @@ def test_admission_rejects_what_the_operator_could_not_use_and_names_the_field(
     body: Any = resource(scheduling={"affinity": {"nodeAffinity": {"x": spread}}})
     with pytest.raises(Exception, match=r"spec: has .* characters, above 131072"):
         space.apply(body, "--dry-run=server")
+
+
+def test_what_was_stored_before_the_limits_keeps_its_spec_and_can_be_labelled_scaled_and_deleted(space: Space) -> None:
+    with without_limits(space):
+        create(space, "chat", deep(100))
+    space.patch("fgd/chat", {"metadata": {"labels": {"team": "search"}}})
+    space.kubectl("scale", "fgd/chat", "--replicas=2")
+    with pytest.raises(KubeError, match="spec: is nested more than 32 levels deep"):
+        space.patch("fgd/chat", {"spec": {"drainSeconds": 5}})
+    space.kubectl("delete", "fgd/chat")
 
 
 def test_children_with_large_metadata_and_large_pods_of_others_stop_nothing(

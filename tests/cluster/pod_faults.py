@@ -1,10 +1,12 @@
-"""Slows or stops the engine of one pod from outside, through its cgroups on a native node."""
+"""Slows, stops or pauses the processes of one pod from outside, through its cgroups on a native node."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,23 @@ def stop_next(program: str, seconds: float) -> str:
                 return uid
         time.sleep(0.02)
     raise RuntimeError(f"no new pod runs {program} after {seconds:g} s")
+
+
+@contextmanager
+def paused(pod: dict[str, Any], program: str) -> Iterator[None]:
+    """Stop the processes of a pod that run the program, and let them go on at the end.
+
+    Raises RuntimeError if there are none.
+    """
+    uid = pod["metadata"]["uid"]
+    if not _stop(uid, program):
+        raise RuntimeError(f"pod {pod['metadata']['name']}: no process runs {program}")
+    try:
+        yield
+    finally:
+        for pid in [pid for folder in _containers(uid) for pid in _pids(folder)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def _stop(uid: str, program: str) -> bool:

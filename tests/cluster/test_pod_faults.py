@@ -40,6 +40,8 @@ def container(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     sleeping = subprocess.Popen(["sleep", "60"])
+    command = Path(f"/proc/{sleeping.pid}/cmdline")
+    eventually(command.read_bytes, within=5, what="the program", every=0.01)  # empty until its memory is set up
     yield sleeping
     sleeping.kill()
     sleeping.wait()
@@ -80,3 +82,13 @@ def test_the_next_pod_that_runs_a_program_is_stopped(container: Path, process: s
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     eventually(is_stopped, within=5, what="the stop", every=0.01)
+
+
+def test_a_paused_program_goes_on_at_the_end(container: Path, process: subprocess.Popen[bytes]) -> None:
+    (container / "cgroup.procs").write_text(f"{process.pid}\n")
+    status = Path(f"/proc/{process.pid}/status")
+    with pod_faults.paused(POD, "sleep"):
+        eventually(lambda: "stopped" in status.read_text(), within=5, what="the pause")
+    eventually(lambda: "stopped" not in status.read_text(), within=5, what="its end")
+    with pytest.raises(RuntimeError, match="no process runs other"), pod_faults.paused(POD, "other"):
+        pass

@@ -1,4 +1,4 @@
-"""What tenants, missing rights and a paused leader do to the operator of a real cluster: others are served on."""
+"""What a tenant, a missing right and a paused leader do to the operator of a real cluster: others are served on."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from cluster import pod_faults, standin
-from cluster.archive import write
+from cluster import pod_faults
 from cluster.bed import Bed
 from cluster.demo import LEASE, RELEASE, SYSTEM, install
 from harness.chart import CLUSTER_NAME
 from harness.hostile import create, deep, without_limits
-from harness.largest import store_largest
 from harness.process import LABEL, SAMPLE
 from support.deployments import ServedNamespace, chat, manifest
 from support.namespace import Object
@@ -26,24 +22,6 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 OPERATOR = f"deployment/{RELEASE}-operator"
-ETCD = 2379
-# Answers a scrape with one metric of 90,000 labels.
-HOSTILE = b"""
-import socket
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-METRICS = b"fastgen_kv_cache_tokens{" + b",".join(b'a%d="b"' % n for n in range(90_000)) + b"} 1\\n"
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = METRICS if self.path == "/metrics" else b"ok"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -139,51 +117,6 @@ def test_a_missing_right_makes_one_kind_stale_and_stops_no_other(bed: Bed, names
         scale(namespace, 2)
         assert restarts(bed) == 0
     eventually(lambda: stale(bed) == set(), within=120, what="the kind to be read again")
-
-
-def test_the_operator_starts_under_its_limit_with_200_of_the_largest_resources(
-    bed: Bed, namespace: ServedNamespace
-) -> None:
-    namespace.apply(manifest("chat"))
-    namespace.wait_condition("Ready", "True", "AllReplicasReady")
-    store_largest(namespace, ETCD, 200)
-    restart(bed)
-    scale(namespace, 2)
-    limit = operators(bed)[0]["spec"]["containers"][0]["resources"]["limits"]
-    assert limit["memory"] == "512Mi"
-    assert restarts(bed) == 0, "the kernel ends what uses more"
-
-
-def test_replicas_with_hostile_metrics_delay_no_autoscaling_of_others(
-    bed: Bed, namespace: ServedNamespace, tmp_path: Path
-) -> None:
-    own = standin.image()
-    hostile = replace(
-        own,
-        name="docker.io/library/hostile:test",
-        entrypoint=[own.entrypoint[0], "/hostile.py"],
-        files={**own.files, "/hostile.py": HOSTILE},
-    )
-    write(hostile, tmp_path / "hostile.tar")
-    bed.load_image(hostile.name, tmp_path / "hostile.tar")
-    engine = {"device": "cpu", "image": hostile.name}
-    namespace.apply(manifest("evil", engine=engine, autoscaling={"minReplicas": 4, "maxReplicas": 4}))
-    autoscaling = {"minReplicas": 1, "maxReplicas": 2}
-    namespace.apply(manifest("chat", autoscaling=autoscaling))
-    namespace.wait_condition("Ready", "True", name="evil")
-    namespace.wait_condition("Ready", "True")
-    failed = ("fastgen_operator_scrape_failures_total", "TooLarge")
-    eventually(lambda: metrics(bed).get(failed, 0) >= 20, within=120, what="scrapes of the hostile replicas")
-    namespace.wait_condition("ScalingActive", "True", "Active")
-    namespace.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
-
-    def decided() -> bool:
-        return bool(namespace.get("fgd", "chat")["status"]["autoscaling"]["desiredReplicas"] == 2)
-
-    eventually(decided, within=15, what="a decision")
-    namespace.wait_condition("Ready", "True")
-    namespace.wait_condition("ScalingActive", "True", "Active")
-    assert restarts(bed) == 0
 
 
 def leader(bed: Bed) -> str:

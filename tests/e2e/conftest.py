@@ -20,7 +20,7 @@ from support.deployments import ServedNamespace, manifest
 ON_THE_NODE = {
     "test_autoscaling.py": "slows and stops replicas through cgroups",
     "test_model_cache.py": "serves a hub on this machine",
-    "test_operator_faults.py": "stops the operator through cgroups, stores objects in etcd, and loads a hostile image",
+    "test_operator_faults.py": "stops the operator through cgroups",
     "test_simulated_gpu.py": "simulates GPUs in the stand-in image",
     "test_upgrade.py": "loads images of the previous release",
 }

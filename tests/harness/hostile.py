@@ -52,7 +52,8 @@ def create(space: Namespace[Any], name: str, pod_spec: str, *args: str, metadata
     """Create a FastGenDeployment with this JSON as `spec.podTemplate.spec`. Raises CommandError."""
     query = "?dryRun=All" if args else ""
     path = FASTGEN.path(space.name) + query
-    return space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=manifest(name, pod_spec, metadata))
+    words = manifest(name, pod_spec, metadata)
+    return str(space.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=words))
 
 
 def refusal(space: Namespace[Any], name: str, pod_spec: str) -> str:

@@ -24,10 +24,10 @@ assert "torch" not in sys.modules and "numba" not in sys.modules
 
 KERNEL = """
 from fastgen.kernels.cpu.matmul.float32 import multiply
-from fastgen.kernels.cpu.vector_width import LANES
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 import numpy as np
-out = np.empty((1, LANES), np.float32)
-multiply(np.array([[2, 3]], np.float32), np.ones((1, 2, LANES), np.float32), out)
+out = np.empty((1, TILE_COLUMNS), np.float32)
+multiply(np.array([[2, 3]], np.float32), np.ones((1, 2, TILE_COLUMNS), np.float32), out)
 print(set(out[0].tolist()))
 """
 

@@ -27,7 +27,7 @@ LOAD = """
 import re, sys
 from pathlib import Path
 from fastgen.config import EngineConfig
-from fastgen.model.processor import describe
+from fastgen.model.processor import describe_processor
 from fastgen.runner.loader import load_runner
 from fastgen.model.source import ModelSource
 
@@ -35,7 +35,7 @@ config = EngineConfig(model=sys.argv[1], kv_cache_memory=16 << 20, dtype="float3
 runner = load_runner(ModelSource.open(config.model), config, lambda stage, fraction: None)
 (kilobytes,) = re.findall(r"^Pss_Anon:\\s+(\\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
 print(int(kilobytes) * 1024 - runner.num_parameters * 4)
-print(describe())
+print(describe_processor())
 
 import numpy as np
 import torch

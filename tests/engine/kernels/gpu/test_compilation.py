@@ -84,15 +84,15 @@ def keys(module: ModuleType, name: str | None = None) -> list[object]:
 
 def test_the_file_has_a_good_row_for_each_of_todays_configurations() -> None:
     module = importlib.import_module("fastgen.kernels.triton.compilation")
-    rows = module.read(FILE)
+    rows = module.read_table(FILE)
     assert list(rows) == keys(module), f"a row is missing, or of a variant or kernel that has changed: {COMPLETE}"
     assert len(FILE.read_text().splitlines()) == len(rows) + 1, "a row is not good, or twice there"
 
 
 def test_the_page_shows_the_most_of_each_kernel() -> None:
     module = importlib.import_module("fastgen.kernels.triton.compilation")
-    rows = list(module.read(FILE).values())
-    assert f"\n\n{module.table(rows)}\n\n" in (BENCHMARKS / "gpu.md").read_text()
+    rows = list(module.read_table(FILE).values())
+    assert f"\n\n{module.table_page(rows)}\n\n" in (BENCHMARKS / "gpu.md").read_text()
 
 
 def test_the_table_has_the_most_registers_and_shared_memory_of_each_kernel() -> None:
@@ -103,7 +103,7 @@ def test_the_table_has_the_most_registers_and_shared_memory_of_each_kernel() -> 
         module.Compiled("a", "small", "abc123", 120, registers=40, shared_kib=1.0),
         module.Compiled("b", "only", "abc123", 90, registers=50, shared_kib=2.0),
     ]
-    assert module.table(rows).splitlines()[2:] == [
+    assert module.table_page(rows).splitlines()[2:] == [
         "| `a` | 3 | 40 | 9.0 |  |  | 1.0 |",
         "| `b` | 1 | 50 |  | 2.0 |  |  |",
     ]
@@ -129,7 +129,7 @@ def test_a_file_is_completed_and_what_does_not_fit_is_compiled_again(
         compiled.clear()
         assert module.main(["--kernel", "gated_activation", "--file", str(file)]) == 0
         assert compiled == expected
-        rows = module.read(file)
+        rows = module.read_table(file)
         assert list(rows) == wanted
         assert (rows[wanted[1]].registers, rows[wanted[2]].registers) == (7, 9)
 
@@ -147,7 +147,7 @@ def test_a_variant_that_does_not_fit_is_named_and_fails_the_command(
     module.write(file, [])
     assert module.main(["--kernel", "gated_activation/bf16", "--target", "90", "--file", str(file)]) == 1
     assert capsys.readouterr().out.count("no, such type") == 2
-    assert module.read(file) == {}
+    assert module.read_table(file) == {}
 
 
 def test_a_changed_configuration_is_another_row() -> None:
@@ -193,7 +193,7 @@ def digest(tmp_path: Path) -> Callable[[str], str]:
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(loaded)
-        return str(module.source_digest(loaded.kernel.fn))
+        return str(module.function_digest(loaded.kernel.fn))
 
     return digest_of
 

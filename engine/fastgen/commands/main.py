@@ -1,4 +1,4 @@
-"""The command `fastgen`. A user error is one line on standard error and exit code 2."""
+"""The command `fastgen`. Invalid arguments, settings and models are one line on standard error, with exit code 2."""
 
 from __future__ import annotations
 

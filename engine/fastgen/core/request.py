@@ -175,7 +175,8 @@ class Request:
         id: unique among unfinished requests.
         pooling: how to pool the prompt instead of generating; None to generate. Leave `sampling` at its default
             then: nothing is sampled.
-        priority: lower is served first; equal priorities are served by arrival.
+        priority: lower is served first. Within a priority, the oldest prompt gets half of a step's prompt tokens, and
+            the shortest ones get the rest.
         deadline_seconds: seconds after arrival at which the request ends, finished or not; None for no deadline.
         cache_salt: requests share cached prefixes only if their salts are equal, so that a tenant cannot probe the
             prompts of others by timing.

@@ -98,10 +98,10 @@ def possible_start(text: str, stop: str) -> int:
 
 
 def given_stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the stop strings that a program gives.
+    """Check the argument `stop` of the Python API and return it as a tuple; empty for None.
 
     Raises:
-        RequestError: if one is empty, or not a string.
+        RequestError: if it is neither a string nor a list or tuple of strings, or if one is empty.
     """
     stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
     if not isinstance(stops, list | tuple) or not all(isinstance(each, str) for each in stops):

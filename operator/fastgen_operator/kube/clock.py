@@ -48,7 +48,7 @@ class ClusterClock:
         return self._elapsed()
 
     def now(self) -> datetime:
-        """Return the time, with a time zone."""
+        """Return the API server's current time, in UTC."""
         return self._at(self._elapsed())
 
     def heard(self, date: str | None, began: float) -> None:

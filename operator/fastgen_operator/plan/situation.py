@@ -1,4 +1,4 @@
-"""One FastGenDeployment at one moment: what a plan and a status are computed from. Pure."""
+"""A snapshot of one FastGenDeployment, from which its plan and status are computed. Pure."""
 
 from __future__ import annotations
 

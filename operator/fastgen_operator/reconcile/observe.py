@@ -12,7 +12,11 @@ from fastgen_operator.plan.observed import Observed
 
 
 def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_class: str | None) -> Observed | None:
-    """Read the resource and its children of those kinds; None if this operator has nothing to do for it."""
+    """Return the resource, its children of `kinds`, its ReplicaSets and its pods, as they are in the cache.
+
+    Returns:
+        None if the resource is gone, is being deleted or is of another operator class.
+    """
     resource = cache.get(FASTGEN, *key)
     if resource is None or not needs_reconciles(resource, operator_class):
         return None

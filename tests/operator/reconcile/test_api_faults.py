@@ -350,7 +350,11 @@ def test_silent_watches_fail_the_probe_while_lists_keep_reconciles_going(
     space.patch("fgd/chat", {"spec": {"replicas": 2}})
     wait_served(space, 2)
 
+    changes = itertools.count()
+
     def complaint() -> str:
+        # What changed before a watch opens, it does not have to deliver.
+        space.patch("fgd/chat", {"metadata": {"annotations": {"example.com/changed": str(next(changes))}}})
         answer = operator.probe("healthz")
         return str(answer.json()["error"]) if answer.status_code == 500 else ""
 

@@ -41,13 +41,13 @@ class ChunkEvents(ABC, Generic[B]):
         return self._chunks(index, delta)
 
     def end(self) -> bytes:
-        """Return the chunk with the usage, if requested, and the end mark."""
+        """Return the chunk with the usage, if requested, and `data: [DONE]`."""
         if not self._body.include_usage:
             return DONE
         return event(self.chunk_type(*self._head, [], self._usage())) + DONE
 
     def fail(self, error: APIError) -> bytes:
-        """Return the error and the end mark."""
+        """Return the error and `data: [DONE]`."""
         return event(error.body()) + DONE
 
     @abstractmethod

@@ -140,7 +140,10 @@ class _Process:
 
 
 def _received(control: socket.socket) -> bytes:
-    """Return a message that its length in 4 bytes precedes, and read nothing after it; exit if there is none."""
+    """Receive one message with a length prefix of 4 bytes, big-endian; exit if the socket was closed.
+
+    What follows is not read: it carries file descriptors.
+    """
     length = int.from_bytes(control.recv(4, socket.MSG_WAITALL), "big")
     data = control.recv(length, socket.MSG_WAITALL)
     if len(data) < length or not data:

@@ -1,9 +1,9 @@
 """Pre-tokenizers of byte-level vocabularies, by the name in `tokenizer.ggml.pre`.
 
-The names and attributes are those of llama.cpp's loader (src/llama-vocab.cpp, read at commit 00ad355e), and the
-expressions those of the models' tokenizer.json, which its comments cite. Left out are the names of vocabularies that
-are not byte-level (gemma4, whitespace, …), of encoders with a separator (roberta-bpe, …), and those that llama.cpp
-splits by code of its own or by lists of letters (kimi-k2, afmoe, superbpe, chameleon, deepseek-llm).
+The names are those of llama.cpp's loader (src/llama-vocab.cpp, read at commit 00ad355e). An expression is that of the
+models' tokenizer.json where llama.cpp quotes it, and otherwise llama.cpp's. Not supported are the names of vocabularies
+that are not byte-level (gemma4, whitespace, …), of encoders with a separator (roberta-bpe, …), and kimi-k2, afmoe,
+superbpe, chameleon and deepseek-llm.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ Mask = npt.NDArray[np.uint32]
 
 
 class Changes(NamedTuple):
-    """What changes the logits of one row in one step; the row's columns hold the strengths of penalties.
+    """Bias, penalties, bans and grammar mask of one row in one step. `parameters` has the strengths of the penalties.
 
     Attributes:
         bias: tokens [n], and float32 values [n] to add to their logits.
         seen: the distinct tokens [n] that penalties concern, and how often each was generated [n]; 0 for tokens that
             only the prompt contains.
-        banned: tokens that cannot be sampled.
-        mask: [ceil(V / 32)], the tokens that the grammar allows: bit i % 32 of word i // 32 is set if token i is.
+        banned: tokens that cannot be sampled, unless the mask allows no other.
+        mask: [ceil(V / 32)] for a vocabulary of V: bit i % 32 of word i // 32 is set if the grammar allows token i.
     """
 
     bias: tuple[IntArray, npt.NDArray[np.float32]] | None = None

@@ -49,9 +49,9 @@ async def _complete(handler: RequestHandler, begun: ResponseBody) -> Response:
 
 
 class _ResponseEvents:
-    """Encodes the events of a stream, and numbers them.
+    """Encodes and numbers the events of a stream.
 
-    The last event says that the stream has ended, so no end mark follows.
+    response.completed, response.incomplete or response.failed ends it; no `data: [DONE]` follows.
     """
 
     def __init__(self, handler: RequestHandler, begun: ResponseBody) -> None:

@@ -72,7 +72,7 @@ def placed(weight: torch.Tensor) -> linear.Linear:
 @pytest.mark.parametrize("shape", [(576, 576), (100, 17), (1, 5)])
 def test_tiled_layout_is_padded_by_less_than_a_tile(shape: tuple[int, int]) -> None:
     weights = TiledLinear(torch.randn(shape))._weights
-    assert shape[0] <= weights.size // shape[1] < shape[0] + linear.LANES
+    assert shape[0] <= weights.size // shape[1] < shape[0] + linear.TILE_COLUMNS
     assert weights.base is None or weights.base.nbytes == weights.nbytes
 
 

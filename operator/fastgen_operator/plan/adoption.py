@@ -68,7 +68,7 @@ def _is_newer(child: Object, owner: Object) -> bool:
 
 
 def _is_former(reference: dict[str, Any], owner: Object) -> bool:
-    """Return whether the reference is to another resource of the owner's name: one with another uid."""
+    """Return whether the reference names another resource with the owner's name, by its uid."""
     group, _, _ = str(reference["apiVersion"]).partition("/")
     named = (group, reference["kind"], reference["name"]) == (FASTGEN.group, FASTGEN.name, owner["metadata"]["name"])
     return named and reference["uid"] != owner["metadata"]["uid"]

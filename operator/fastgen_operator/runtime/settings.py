@@ -89,7 +89,7 @@ def _seconds(text: str, default: float) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the operator. Each field is a flag of the same name, unless its `flag` is another one."""
+    """Settings of the operator. Each field has a flag of the same name, or the one that its `flag` names."""
 
     engine_image: str = _flag("engine image of resources that do not set one")
     namespaces: tuple[str, ...] = _flag(

@@ -1,4 +1,4 @@
-"""Operations of a forward pass by the operators of `fastgen.kernels.gpu`, each of a few launches.
+"""Operations of a forward pass on a GPU. Each calls operators of `fastgen.kernels.gpu`, with few kernel launches.
 
 On a CPU the operators run their readable twins, so the same code path is tested without a GPU.
 """

@@ -19,11 +19,11 @@ APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
 MODEL_ANNOTATION: Final = f"{GROUP}/model"
 # The uid of the claim that a Job fills: a recreated claim of the same name is empty.
 CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
-# On a Job that was ended although another container keeps its pod running: the download is complete.
+# On a Job that the operator ended because another container kept its pod running: the download is complete.
 DOWNLOADED_ANNOTATION: Final = f"{GROUP}/downloaded"
 # On a claim: its uid and the folder of the model downloaded to it last, so that nothing depends on a finished Job.
 CACHED_ANNOTATION: Final = f"{GROUP}/cached"
-# On a Job: a hash of its download, whatever the nodes that it may run on.
+# On a Job: a hash of its download, independent of the nodes that it may run on.
 FETCH_ANNOTATION: Final = f"{GROUP}/fetch"
 # The Kueue queue of a workload.
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"

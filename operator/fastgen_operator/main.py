@@ -130,7 +130,7 @@ def _port(flag: str, port: int) -> Iterator[int]:
     try:
         yield port
     except OSError as error:
-        _exit_usage(f"{flag} {port}: {error.strerror}")
+        _exit_usage(f"{flag} {port}: {error.strerror}: choose another port, or check --bind-address")
 
 
 def _exit_usage(message: str) -> NoReturn:

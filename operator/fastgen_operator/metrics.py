@@ -96,7 +96,11 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def show_source(self, source: tuple[Kind, str | None], fails: bool) -> None:
-        """Set whether a kind, in one namespace or in all if it is None, cannot be read."""
+        """Set whether a kind cannot be read.
+
+        Args:
+            source: the kind, and the namespace; None for all namespaces.
+        """
         kind, namespace = source
         self._stale.labels(kind.plural, namespace or "").set(fails)
 

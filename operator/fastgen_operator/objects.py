@@ -118,7 +118,7 @@ class Deployment(Stored):
 
     @cached_property
     def is_observed(self) -> bool:
-        """Whether its status is about its newest spec."""
+        """Whether its status reflects its newest spec."""
         return bool(self.status.get("observedGeneration", 0) >= self.metadata["generation"])
 
     @cached_property
@@ -157,7 +157,7 @@ class Job(Stored):
 
     @cached_property
     def fetch(self) -> str | None:
-        """The hash of its download, whatever the nodes that it may run on; None for a Job of an earlier version."""
+        """The hash of its download, independent of the nodes it may run on; None for a Job of an earlier version."""
         return self.annotations.get(FETCH_ANNOTATION)
 
     @cached_property
@@ -233,7 +233,10 @@ def version_of(obj: Object) -> int:
 
 
 def has_same_spec(before: Object, live: Object) -> bool:
-    """Return whether only the status of the object may have changed, and what the operator wrote is still there."""
+    """Return whether two versions of an object have the same spec and the same fingerprint of the operator.
+
+    The status and other metadata may differ. False for kinds without a generation.
+    """
 
     def basis(obj: Object) -> tuple[str, int, str]:
         # API servers count generations from 1, and not for all kinds.
@@ -253,7 +256,10 @@ def is_applied_entry(entry: Mapping[str, Any]) -> bool:
 
 
 def foreign_entries(obj: Object) -> tuple[dict[str, Any], ...]:
-    """Return the entries of `metadata.managedFields` of other managers that own a part of the spec."""
+    """Return the entries of `metadata.managedFields` of other managers that own a part of the spec.
+
+    Entries of subresources, such as `scale`, are left out.
+    """
     return tuple(
         entry
         for entry in obj["metadata"].get("managedFields") or ()
@@ -269,5 +275,5 @@ def applied_fingerprint(obj: Object) -> str:
 
 
 def foreign_managers(obj: Object) -> tuple[str, ...]:
-    """Return the other managers that own a part of the spec."""
+    """Return the names of the managers in `foreign_entries`, sorted."""
     return tuple(sorted({str(entry["manager"]) for entry in foreign_entries(obj)}))

@@ -54,9 +54,9 @@ class Container:
         running_since: in RFC 3339, empty if unknown; None if it does not run.
         is_terminated: whether it has ended and has not been started again.
         ended: the last ending; None if there was none.
-        waiting, waiting_message: why it waits, in a word and in a sentence; empty for others.
+        waiting, waiting_message: the kubelet's reason and message if it waits to start; else empty.
         memory_limit: None without one.
-        readiness_path: path of its readiness probe, or words for another probe.
+        readiness_path: path of its HTTP readiness probe, or the words "its readiness probe" for any other.
         startup_seconds: seconds in which its startup probe has to pass; 0 without one.
         grace: the pod's termination grace period, seconds.
     """
@@ -168,16 +168,20 @@ class Pod(Stored):
 
     @cached_property
     def is_silent(self) -> bool:
-        """Whether the node does not respond: the pod's last report was ready, the node controller disagrees."""
+        """Whether its node does not respond: its containers were last reported ready, but the pod is not Ready.
+
+        A pod that is not Ready because of a readiness gate does not count.
+        """
         if self.condition("ContainersReady").get("status") != "True" or self.is_ready:
             return False
         return self.condition("Ready").get("reason") != "ReadinessGatesNotReady"
 
     @cached_property
     def is_starting(self) -> bool:
-        """Whether it is in its first start.
+        """Whether it is in its first start, or still waits for the scheduler.
 
-        Then no container, apart from init containers, has passed its startup probe, ended or restarted.
+        No container, apart from init containers and sidecars, has passed its startup probe, ended or restarted. False
+        if the pod has ended, or if it gets no node for now (`pending`).
         """
         if self.has_ended or self.pending is not None:
             return False
@@ -186,22 +190,25 @@ class Pod(Stored):
 
     @cached_property
     def has_started(self) -> bool:
-        """Whether the engine runs and has passed its startup probe; it may serve even if it is not ready."""
+        """Whether the engine runs and has passed its startup probe; it may be unready now."""
         return self.engine.has_started and self.engine.is_running
 
     @cached_property
     def scheduled_at(self) -> float | None:
-        """When it was bound to its node, in seconds since 1970; None without a node."""
+        """When it was bound to its node, in seconds since 1970; None without a node, or if unknown."""
         return _changed_at(self.condition("PodScheduled")) if self.node else None
 
     @cached_property
     def started_at(self) -> float | None:
-        """When the engine's container started, in seconds since 1970; None if it does not run."""
+        """When the engine's container started, in seconds since 1970; None if it does not run, or if unknown."""
         return _seconds(self.engine.running_since)
 
     @cached_property
     def ended_at(self) -> float | None:
-        """When the engine's last container ended, in seconds since 1970; None if one runs, or none ever ran."""
+        """When the engine's container ended last, in seconds since 1970.
+
+        None if it runs, never ended, or the time is unknown.
+        """
         ended = None if self.engine.is_running else self.engine.ended
         return None if ended is None else _seconds(ended.finished)
 
@@ -212,7 +219,7 @@ class Pod(Stored):
 
     @cached_property
     def unready_since(self) -> float | None:
-        """When the condition Ready became False, in seconds since 1970; None if it is ready, or has no condition."""
+        """Since when its condition Ready is not True, in seconds since 1970; None if it is True or missing."""
         return None if self.is_ready else _changed_at(self.condition("Ready"))
 
     @cached_property

@@ -35,7 +35,12 @@ def resource(namespace: str, name: str, operator_class: str | None) -> Object:
 
 
 def wait_for_status(server: ApiServer, namespace: str, name: str, seconds: float) -> Object:
-    """Return the resource once its status is about its present spec; raise RoundTripFailed after `seconds`."""
+    """Return the resource once its status, with conditions, is of its current generation.
+
+    Raises:
+        KubeError: a request failed.
+        RoundTripFailed: no such status was written within `seconds`.
+    """
     for _ in range(int(seconds / _POLL_SECONDS)):
         found: Object = server.request("GET", FASTGEN.path(namespace, name))
         status: Object = found.get("status", {})
@@ -43,8 +48,8 @@ def wait_for_status(server: ApiServer, namespace: str, name: str, seconds: float
             return found
         time.sleep(_POLL_SECONDS)
     raise RoundTripFailed(
-        f"no operator has written a status of the FastGenDeployment {namespace}/{name} in {seconds:g} s: check that an "
-        "operator pod is ready, and that one handles this namespace and class"
+        f"no operator has written the status of the current spec of FastGenDeployment {namespace}/{name} in "
+        f"{seconds:g} s: check that an operator pod is ready, and that one handles this namespace and class"
     )
 
 
@@ -53,7 +58,7 @@ def round_trip(server: ApiServer, manifest: Object, seconds: float) -> Object:
 
     Raises:
         KubeError: a request failed.
-        RoundTripFailed: the operator does not answer.
+        RoundTripFailed: the operator did not write the status within `seconds` of a write.
     """
     namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     changed = {**manifest, "spec": {**manifest["spec"], "drainSeconds": 7}}

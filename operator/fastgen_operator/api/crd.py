@@ -144,13 +144,13 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any], *, in_list: bool
         schema["additionalProperties"] = _convert(node["additionalProperties"], definitions)
     default = schema.get("default")
     if default is None or in_list:
-        # kubectl apply and Argo CD compare lists as a whole: with defaults in their items, they would see a change for
-        # ever. The operator has the same defaults.
+        # kubectl apply and Argo CD compare lists as a whole: with defaults in their items, they would always see a
+        # change. The operator has the same defaults.
         schema.pop("default", None)
         return schema
     if isinstance(default, (dict, list)):
-        # An empty list or map equals an absent one. An object's default holds the defaults of all its fields, because
-        # the API server validates the default against the CEL rules as written.
+        # An empty list or map equals an absent one. An object's default holds the defaults of its fields, because the
+        # API server validates the default against the CEL rules as written.
         schema.pop("default")
         if "properties" in schema:
             fields = schema["properties"].items()

@@ -69,8 +69,9 @@ class Engine(ApiModel):
             "!has(self.extraArgs) || self.extraArgs.all(a, !["
             + ", ".join(f"'{flag}'" for flag in _RESERVED_FLAGS)
             + "].exists(f, f.startsWith(a.split('=')[0])))",
-            "spec.engine.extraArgs must not contain a flag that the operator sets, or a prefix of one: use the "
-            f"spec field instead of {', '.join(_RESERVED_FLAGS)}",
+            "spec.engine.extraArgs must not contain a flag that the operator sets or relies on, or a prefix of one: "
+            "remove it, and use the spec field of the setting if there is one; the flags are "
+            f"{', '.join(_RESERVED_FLAGS)}",
         ),
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = None

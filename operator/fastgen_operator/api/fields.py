@@ -24,10 +24,10 @@ Quantity = Annotated[
 FREE_FORM: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 FreeForm = Annotated[dict[str, Any], WithJsonSchema(FREE_FORM)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
-# Name of a Secret, a claim or a class.
+# Name of a Secret or a StorageClass.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
-# A class is part of a Lease's name.
+# The name of an operator class is part of its Lease's name.
 CLASS_LIMIT = 63
 CLASS_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 OperatorClass = Annotated[str, Field(min_length=1, max_length=CLASS_LIMIT, pattern=CLASS_PATTERN)]
@@ -70,7 +70,11 @@ def model_rule(condition: str, message: str) -> ConfigDict:
 
 
 def crd_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
-    """Return a field with the default, bounds and help text of the engine setting `name`."""
+    """Return a field with the default, bounds and help text of the engine setting `name`.
+
+    Args:
+        required: give the field no default.
+    """
     found = engine_setting(name)
     default = ... if required else found.default
     return Field(
@@ -82,6 +86,7 @@ def number_or_word(name: str, path: str, more: str = "") -> Any:
     """Return a field for an integer within the bounds of the setting `name`, or one of its keywords.
 
     Args:
+        path: path of the field, for the error message.
         more: added to the setting's help text.
     """
     found = engine_setting(name)
@@ -98,7 +103,7 @@ def number_or_word(name: str, path: str, more: str = "") -> Any:
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            # Applies to strings only. Its message shows the value, which that of a rule does not for such a field.
+            # Applies to strings only. Its error message contains the value; a CEL rule's on such a field does not.
             "pattern": f"^({'|'.join(found.words)})$",
             **rules(bounds),
         },

@@ -78,7 +78,8 @@ class Model(ApiModel):
     source: str = Field(
         max_length=1024,
         description=f"Location of the model, a GGUF file or a folder in Hugging Face format: {_EXAMPLES}. "
-        "The claim is in the same namespace; the absolute path is in the engine image.",
+        "The claim of a pvc:// source must exist in the same namespace. The path of a file:// source is one in the "
+        "engine container: in its image, or in a volume that spec.podTemplate mounts.",
         json_schema_extra=rules(
             (
                 f"self.matches('^({_PATTERN})$')",
@@ -98,8 +99,8 @@ class Model(ApiModel):
     """Model name that clients use in requests. Defaults to the name of the FastGenDeployment."""
     secret_name: ObjectName | None = None
     """Name of a Secret in the same namespace with credentials for the download. Its keys become environment variables:
-    HF_TOKEN for hf:// sources; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally AWS_ENDPOINT_URL for s3://
-    sources."""
+    HF_TOKEN and optionally HF_ENDPOINT for hf:// sources; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and optionally
+    AWS_REGION and AWS_ENDPOINT_URL for s3:// sources."""
     download: Download | None = None
 
     @property
@@ -109,7 +110,7 @@ class Model(ApiModel):
 
     @property
     def address(self) -> str:
-        """The name of the folder for this source and revision."""
+        """The name of the model's folder in a volume: a hash of the source and the revision."""
         return hashlib.sha256(f"{self.source}\n{self.revision or DEFAULT_REVISION}".encode()).hexdigest()[:16]
 
 

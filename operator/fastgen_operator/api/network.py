@@ -82,4 +82,5 @@ class Network(ApiModel):
 
     allow_from: list[Peer] = Field(default=[], max_length=32)
     """Peers that can connect to the engines' port. If empty, all pods in the namespace of the FastGenDeployment can.
-    The operator, and Prometheus if PodMonitors are in use, can always connect to read the metrics."""
+    The operator, and Prometheus if PodMonitors are in use, can always connect to read the metrics. Has no effect if the
+    operator creates no NetworkPolicies (engine.networkPolicy.enabled in the values of its chart)."""

@@ -23,8 +23,8 @@ def colocate(name: str, pod: Object) -> Object:
     """Return the pod spec with the requirement to run where other pods of the resource `name` run.
 
     Raises:
-        ColocationError: the affinity is not a map, or requires other pods as well. The scheduler looks for a single pod
-            that matches all required terms, so it would find none.
+        ColocationError: the affinity or its podAffinity is not a map, or has required terms of its own. The scheduler
+            looks for a single pod that matches all required terms, so it would find none.
     """
     affinity = _as_map(pod.get("affinity"), "affinity")
     near = _as_map(affinity.get("podAffinity"), "affinity.podAffinity")

@@ -16,13 +16,13 @@ _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 
 @dataclass(frozen=True, kw_only=True)
 class Desired:
-    """What the children must be like now, computed once before any of them is built.
+    """The desired state of the children, computed once before any of them is built.
 
     Attributes:
         replicas: number of replicas.
         max_unavailable: maximum number of them that may be unavailable during a rollout.
         claim_size: size of the volume; empty without spec.cache.
-        cached_model: the model that was downloaded to the volume, for an annotation; None if there is none.
+        cached_model: the record of the model in the volume (`Claim.record`), for an annotation; None if there is none.
         queue: labels from which Kueue takes queue and priority. It reads them on Deployments and Jobs, and on pods
             whose owners it does not manage.
     """

@@ -1,6 +1,6 @@
 """The model in a pod: volumes, mounts and the container that downloads it, by its source and `spec.cache`.
 
-    file://                               part of the image: nothing is added
+    file://                               in the image, or in a volume of spec.podTemplate: nothing is added
     pvc://                                the claim is mounted
     downloaded, no spec.cache             an init container downloads to the pod's own emptyDir
     downloaded, spec.cache, no preload    an init container downloads to the volume, unless the model is there
@@ -42,7 +42,11 @@ SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-vol
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """How the engine's container reaches the model; `path` is that of its folder or GGUF file."""
+    """Volumes and mounts with which the engine's container reaches the model.
+
+    Attributes:
+        path: path of the model's folder or GGUF file in the container.
+    """
 
     path: str
     volumes: list[dict[str, Any]]

@@ -11,7 +11,7 @@ from fastgen_operator.pods import HTTP_PORT
 
 
 def build_network_policies(desired: Desired) -> list[Object]:
-    """Build the policy of the serving pods, and that of the pods that download the model to a volume.
+    """Build the policy of the serving pods and, if a Job downloads the model, that of the Job's pods.
 
     The engine has a single port, so peers that read the metrics can also use the model. All other traffic is denied.
     """

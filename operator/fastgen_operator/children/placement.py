@@ -57,9 +57,10 @@ ANYWHERE: Final = Placement()
 def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     """Return where a replica with this pod spec can run.
 
-    Nodes that the replica's selectors, affinity and taints exclude do not count, nor those that are too small for it;
-    what other pods use is ignored. If there is no such node, the download requests the extended resources of the
-    replica: then an autoscaler of the cluster adds a node that has them.
+    Nodes that the replica's node selector, node affinity or tolerations exclude do not count, nor those that are too
+    small for it; what other pods use is ignored. If there is no such node, taints named like an extended resource of
+    the replica are tolerated. If there is still none, the download requests these resources: then an autoscaler of the
+    cluster adds a node that has them.
 
     Args:
         nodes: all nodes; empty if they are unknown.
@@ -173,7 +174,7 @@ def _labels(node: Object) -> dict[str, str]:
 
 
 def _on_hosts(affinity: Object, hosts: Sequence[str]) -> Object:
-    """Return the affinity with the requirement added to each of its terms: any one of them suffices."""
+    """Return the affinity, restricted to these hosts. Its terms are alternatives, so each gets the restriction."""
     of_nodes = affinity.get("nodeAffinity") or {}
     terms = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     only = {"key": _HOST, "operator": "In", "values": list(hosts)}

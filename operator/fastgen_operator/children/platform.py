@@ -50,9 +50,9 @@ class Neighbours:
     """Peers and rules for the NetworkPolicies of all resources.
 
     Attributes:
-        operator: peers of the operator's pods.
-        prometheus: peers of Prometheus; used if PodMonitors are created.
-        dns: peers of the cluster's DNS servers.
+        operator: peers that select the operator's pods.
+        prometheus: peers that select Prometheus; used if PodMonitors are created.
+        dns: peers that select the cluster's DNS servers.
         dns_ports: ports of the DNS servers' pods, which can differ from their Service's.
         model_sources: egress rules for pods that download a model.
     """

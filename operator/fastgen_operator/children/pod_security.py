@@ -1,8 +1,7 @@
 """Check a pod template against the restricted Pod Security Standard. Pure.
 
 Source: kubernetes.io, "Pod Security Standards", baseline and restricted, as in k8s.io/pod-security-admission 0.34.
-Windows pods and pods in user namespaces get no exemptions. Why this is not left to the API
-server: docs/decisions/013.
+Windows pods and pods in user namespaces get no exemptions. Why this is not left to the API server: docs/decisions/013.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PROFILES: Final = ("RuntimeDefault", "Localhost")
 
 
 def broken_rules(template: Object) -> tuple[str, ...]:
-    """Return one message per violation in a pod template as the API server stores it, naming the field."""
+    """Return one message for each violation, naming the field; the template has the form that the API server stores."""
     pod = template["spec"]
     containers = [*pod.get("initContainers", ()), *pod.get("containers", ()), *pod.get("ephemeralContainers", ())]
     broken = [*_annotations(template), *_pod(pod)]

@@ -39,7 +39,7 @@ _DIRECTIVES: Final = ("$patch", "$retainKeys")
 
 
 class MergeError(ValueError):
-    """A patch cannot be merged; the message is one line that names the field and the remedy."""
+    """A patch cannot be merged; the message is one line that names the field and what it must be."""
 
 
 def strategic_merge(base: Object, patch: Object, path: str) -> Object:
@@ -51,8 +51,8 @@ def strategic_merge(base: Object, patch: Object, path: str) -> Object:
         path: path of the patch within the resource, for error messages.
 
     Raises:
-        MergeError: the patch contains an unknown directive, a list item without its merge key, or a value of the wrong
-            type.
+        MergeError: the patch contains an unknown or misplaced directive, a list item without its merge key, or a value
+            of the wrong type.
     """
     _check_directives(patch, path)
     action = patch.get("$patch")

@@ -93,8 +93,8 @@ def _check_standard(template: Object) -> None:
         raise TemplateRefused(f"spec.podTemplate: a value has the wrong type ({error}): correct it") from error
     if broken:
         raise TemplateRefused(
-            f"spec.podTemplate: violates the restricted Pod Security Standard: {'; '.join(broken)}: remove "
-            "them, or ask an administrator to allow them with podTemplate: any in the values of the operator's chart"
+            f"spec.podTemplate: violates the restricted Pod Security Standard: {'; '.join(broken)}: correct "
+            "this, or ask an administrator to allow it with podTemplate: any in the values of the operator's chart"
         )
 
 

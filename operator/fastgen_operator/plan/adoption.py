@@ -1,7 +1,7 @@
-"""Children to adopt: the operator has created them, but they have no controller any more. Pure.
+"""Children to adopt: the operator has created them, but no existing resource controls them. Pure.
 
-`kubectl delete --cascade=orphan` leaves such children, and so does a backup that is restored without owners. Other
-objects with the name of a child are never taken over.
+`kubectl delete --cascade=orphan` leaves children without a controller. Those restored from a backup have none, or name
+a deleted resource. Other objects with the name of a child are never taken over.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def adoptions(observed: Observed, wanted: Collection[tuple[Kind, str]], desired:
 
 
 def _is_adoptable(kind: Kind, child: Object, owner: Object, desired: Desired) -> bool:
-    """Return whether the operator created the child for a resource of this name, and nothing controls it.
+    """Return whether the operator created the child for a resource of this name, and no existing object controls it.
 
-    A deleted resource of the name does not count if the child is newer than the present resource: it was restored.
+    A child of a deleted resource of that name is adopted only if it is newer than the present resource: then it was
+    restored.
     """
     given = child["metadata"].get("labels", {})
     ours = (OWNER_LABEL, MANAGED_BY)
@@ -62,7 +63,7 @@ def is_left_behind(child: Object, owner: Object) -> bool:
 
 
 def _is_newer(child: Object, owner: Object) -> bool:
-    """Return whether the child was created after its present owner: then it was not left behind, but restored."""
+    """Return whether the child was not created before the present owner: then it was restored, not left behind."""
     created, since = (each["metadata"].get("creationTimestamp", "") for each in (child, owner))
     return bool(since) and created >= since
 

@@ -1,6 +1,6 @@
-"""Replacement of pods whose GPU failed. Pure.
+"""Replacement of pods whose GPU failed or whose engine hung. Pure.
 
-The kubelet restarts an engine in its pod, so on the same GPU; only a new pod gets another one. The last replacement is
+The kubelet restarts an engine in its pod, so on the same GPU; only a new pod can get another. The last replacement is
 written to `status.lastReplacement` before the pod is deleted, so an operator that is stopped in between neither forgets
 it nor deletes a second pod. See docs/decisions/039.
 """
@@ -55,7 +55,10 @@ def last_replacement(situation: Situation) -> Object | None:
 
 
 def pods_with_broken_gpus(situation: Situation) -> tuple[tuple[Pod, str], ...]:
-    """Return the pod to delete now, with the failure: the status names it, and its engine has not recovered."""
+    """Return the pod to delete now, with the failure; empty if there is none.
+
+    The status names it as the last replaced one, and its engine has not recovered.
+    """
     replaced = (_last(situation.observed) or {}).get("pod")
     return tuple((pod, failure.message) for pod, failure in _broken_pods(situation) if pod.name == replaced)
 
@@ -89,7 +92,10 @@ def _is_new(pod: Pod, last: Object) -> bool:
 
 
 def _broken_pods(situation: Situation) -> list[tuple[Pod, Failure]]:
-    """Return the pods whose engine ended because of its GPU and does not serve again, with the failures."""
+    """Return the pods whose engine ended because its GPU failed or it hung, and has not started again.
+
+    Each has its failure. Empty if spec.resources.gpu.count is 0.
+    """
     if situation.spec.resources.gpu.count == 0:
         return []
     # An engine that has started again may drain or be overloaded: it is not ready for another reason.

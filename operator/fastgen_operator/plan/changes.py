@@ -25,7 +25,8 @@ class Apply:
 
     Attributes:
         drift: path of the first field that another writer changed or added; None if the spec is the reason.
-        instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template.
+        instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template. None for
+            other kinds, and if the rest does not differ.
         take_over: fields of other managers that the apply has to remove.
     """
 
@@ -43,7 +44,7 @@ class Apply:
 
 
 def apply_of(kind: Kind, manifest: Object, live: Object | None) -> Apply | None:
-    """Return the apply of a child that differs from its manifest, or None."""
+    """Return the apply that creates a child or makes it match its manifest; None if it matches."""
     wanted = _fingerprint(manifest)
     annotations = {**manifest["metadata"].get("annotations", {}), APPLIED_ANNOTATION: wanted}
     annotated = {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
@@ -72,7 +73,7 @@ def _conflicting_fields(manifest: Object, live: Object) -> tuple[ForeignField, .
 
 
 def _by(live: Object) -> str:
-    """Return who may have changed the object."""
+    """Return words for the managers that may have changed the object; empty if there is none."""
     managers = foreign_managers(live)
     return f" by {', '.join(managers)}" if managers else ""
 

@@ -81,7 +81,7 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
 
 
 def _same_download(job: Object, observed: Observed) -> Job | None:
-    """Return the Job that exists for this download, whatever the nodes that its pod may run on, or None."""
+    """Return the existing Job with this download, even if its pod may run on other nodes; None without one."""
     wanted = Job(job)
     # A Job of an earlier version lacks the annotation.
     earlier = observed.child(JOB, wanted.name)
@@ -148,9 +148,11 @@ def _address_of(template: Object) -> str | None:
 
 
 def _in_use(observed: Observed) -> set[str]:
-    """Return the addresses of the models that pods use, or may use until the new one is downloaded."""
+    """Return the addresses of the models to keep in the volume.
+
+    These are the models that pods use or may still use, and the one that the claim records as downloaded.
+    """
     deployment, claim = observed.deployment, observed.claim
     serving = None if deployment is None else _address_of(deployment.template)
-    # What is remembered as downloaded has to stay.
     remembered = None if claim is None else claim.cached_record.partition("/")[2]
     return {address for address in (*(pod.model for pod in observed.pods), serving, remembered) if address}

@@ -1,4 +1,4 @@
-"""What the API server said of one FastGenDeployment, and facts derived from it. Pure."""
+"""What was read of one FastGenDeployment and its children, and facts derived from it. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Observed:
 
     @cached_property
     def deployment(self) -> Deployment | None:
-        """The Deployment, or None."""
+        """The Deployment with the resource's name, or None. Another object may own it: see `owns`."""
         found = self.child(DEPLOYMENT)
         return None if found is None else Deployment(found)
 
@@ -67,7 +67,10 @@ class Observed:
 
     @cached_property
     def template(self) -> str | None:
-        """The label `pod-template-hash` of the Deployment's newest template; None before its ReplicaSet exists."""
+        """The label `pod-template-hash` of the Deployment's newest template.
+
+        None until the Deployment controller has observed that template and created its ReplicaSet.
+        """
         if (deployment := self.deployment) is None or not deployment.is_observed:
             return None
         digest = template_digest(deployment.obj)
@@ -87,12 +90,15 @@ class Observed:
 
     @cached_property
     def failed_pods(self) -> tuple[Pod, ...]:
-        """The ended pods of the newest template, by name."""
+        """The ended pods of the newest template that are not being deleted, by name."""
         return by_name(pod for pod in self._of_template if pod.has_ended)
 
     @cached_property
     def older_pods(self) -> tuple[Pod, ...]:
-        """The pods of earlier templates, by name; none while the newest template is unknown."""
+        """The pods of earlier templates, by name; none while the newest template is unknown.
+
+        Pods that are being deleted or have ended are left out.
+        """
         if self.template is None:
             return ()
         others = (pod for pod in self.pods if pod.revision != self.template)

@@ -75,7 +75,7 @@ class Plan:
 
 
 def parse_spec(resource: Object) -> Spec | Problem:
-    """Return the typed spec, or a problem if the cluster's CRD and this operator are of different versions."""
+    """Return the typed spec, or a problem if it is invalid: then CRD and operator are of different versions."""
     try:
         return Spec.model_validate(resource.get("spec", {}))
     except ValidationError as error:
@@ -85,7 +85,10 @@ def parse_spec(resource: Object) -> Spec | Problem:
 
 
 def find_fault(observed: Observed) -> Problem | None:
-    """Return why the resource, or a child of it, is nested too deeply or too large to be used; None if neither is."""
+    """Return why the resource or one of its children cannot be used; None if all can.
+
+    It is nested too deeply, too large, or has an unexpected value: see `kube/compact.py`.
+    """
     if (fault := observed.resource.get(FAULT)) is not None:
         return Problem("InvalidSpec", f"{fault}; the pods stay unchanged until then")
     for (kind, name), child in observed.children.items():
@@ -180,7 +183,7 @@ def _rewritten(compared: Sequence[tuple[Kind, Object, Object | None]]) -> tuple[
 def _unwanted(keep: Collection[tuple[Kind, str]], observed: Observed) -> tuple[Delete, ...]:
     """Return deletions of the other children of this resource."""
     return tuple(
-        Delete(kind, child, "deleted: the spec does not ask for it any more")
+        Delete(kind, child, "deleted: the spec no longer needs it")
         for (kind, name), child in observed.children.items()
         if (kind, name) not in keep and observed.owns(child) and not is_terminating(child)
     )
@@ -198,7 +201,10 @@ def _replaced_pods(situation: Situation) -> tuple[Delete, ...]:
 def _name_taken(kind: Kind, live: Object, observed: Observed) -> Problem:
     name = name_of(live)
     if is_left_behind(live, observed.resource):
-        words = f"the {kind.name} {name} of an earlier FastGenDeployment of that name has not been deleted yet"
+        words = (
+            f"the {kind.name} {name} of an earlier FastGenDeployment of that name has not been deleted yet: wait, or "
+            "check its finalizers"
+        )
         return Problem("NameTaken", words)
     return Problem(
         "NameTaken",

@@ -15,9 +15,9 @@ from fastgen_operator.pods import Pod
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)
 
-# A warning from before one of these is over.
+# A warning that is older than one of these no longer applies.
 _PROGRESS: Final = ("SuccessfulAttachVolume", "Pulling", "Pulled", "Created", "Started")
-# A warning that is not repeated may be over. The attach controller records each of its own only once.
+# A warning that is not repeated may no longer apply. The attach controller records each of its own only once.
 _REPEATED: Final = 2
 # The kubelet says this in addition to the cause.
 _VAGUE: Final = "Unable to attach or mount volumes"
@@ -30,14 +30,14 @@ _RELEASE: Final = (
 )
 
 _REFUSED: Final = "FailedCreate"
-# What the Job controller and the Event recorder put before the API server's words, and the name of the pod in them,
-# which is another one at each attempt.
+# Removed from the message: the prefixes of the Job controller and the Event recorder, and the name of the pod, which
+# differs at each attempt.
 _PREFIXES: Final = ("(combined from similar events): ", "Error creating: ")
 _RANDOM: Final = r'pods? "{}-[a-z0-9]{{5}}" is '
 
 
 def lacks_containers(pod: Pod, at: datetime) -> bool:
-    """Return whether the pod is on a node on which its containers should have been created by now."""
+    """Return whether the pod has a node, but its containers are still being created `PATIENCE` after the pod."""
     if pod.has_ended or pod.is_terminating or not pod.node:
         return False
     if any(each.is_running or each.is_terminated for each in pod.containers):
@@ -60,7 +60,7 @@ def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
 
 
 def lacks_pods(job: Job, pods: Iterable[Pod], at: datetime) -> bool:
-    """Return whether the Job should have a pod by now, but has none of these."""
+    """Return whether the Job is neither suspended nor finished, but after `PATIENCE` has none of these pods."""
     conditions = job.status.get("conditions", ())
     if job.spec.get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
@@ -68,7 +68,7 @@ def lacks_pods(job: Job, pods: Iterable[Pod], at: datetime) -> bool:
 
 
 def refusal_in_events(job: Job, events: Iterable[Object]) -> Failure | None:
-    """Return why the API server rejects the Job's pod, in its words; None if the last Event is not about that."""
+    """Return why the API server rejects the Job's pod, with its message; None if the last Event does not say."""
     mine = [event for event in events if event["involvedObject"].get("uid") == job.uid]
     last = max(mine, key=_time, default=None)
     if last is None or last.get("reason") != _REFUSED:

@@ -28,7 +28,7 @@ class Failure:
     message: str
 
 
-# By the engine's own exit codes, with what is said if it ended without a message.
+# By the engine's own exit codes, with the message to show if it ended without one.
 _ENGINE_FAILURES: Final = {
     exit_codes.BAD_CONFIGURATION: Failure("BadConfiguration", "the engine rejected its configuration"),
     exit_codes.DEVICE_FAILED: Failure("DeviceFailed", "the engine's GPU failed"),
@@ -56,7 +56,7 @@ def summary_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
 
 
 def state_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
-    """Describe the state of a pod that is not ready; the message does not change over time.
+    """Describe the state of a pod that is not ready; the message changes only with the state, not with time.
 
     Args:
         known: failures that the pods' Events name, by pod name.

@@ -42,7 +42,7 @@ def rewritten_fields(manifest: Object, live: Object) -> tuple[str, ...]:
 
 
 def _differences(path: str, wanted: Any, live: Any) -> Iterator[str]:
-    """Yield the paths at which two values differ. Of what is missing as a whole, only the whole is named."""
+    """Yield the paths at which two values differ. Of a missing map or list, only its own path is named."""
     left, right = _parts(path, wanted), _parts(path, live)
     if left is None or right is None:
         # The API server stores quantities in another form.

@@ -121,7 +121,9 @@ class Situation:
 
     @cached_property
     def cached_model(self) -> str | None:
-        """The uid of the present claim and the folder of the model downloaded to it last; None if there is none.
+        """The uid of the present claim and the folder of the model downloaded to it last.
+
+        None if there is none, or without spec.cache.preload.
 
         A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember
         it.

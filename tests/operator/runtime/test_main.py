@@ -69,7 +69,8 @@ def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, f
         free = [argument for other in others for argument in (other, str(free_ports(1)[0]))]
         address = ("--no-leader-elect", "--bind-address", "127.0.0.1")
         ended = run_operator(unreachable, *address, flag, port, *free)
-    assert ended == (2, f"fastgen-operator: {flag} {port}: Address already in use\n")
+    remedy = "choose another port, or check --bind-address"
+    assert ended == (2, f"fastgen-operator: {flag} {port}: Address already in use: {remedy}\n")
 
 
 def test_outside_a_pod_leader_election_requires_a_namespace(unreachable: Path) -> None:

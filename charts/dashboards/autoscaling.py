@@ -72,7 +72,7 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             number(
                 "Slowest replica",
-                "Speed of the slowest replica, relative to the median, if it is a straggler.",
+                "Speed of the slowest straggler, relative to the median; 100 % if there is no straggler.",
                 "percentunit",
                 {
                     "speed": f"min(fastgen_operator_straggler_speed_ratio{_OPERATOR}) "
@@ -160,8 +160,8 @@ def _inputs(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Time to compute the backlog",
-                "Prompt tokens not yet computed, divided by the tokens computed per second. Above the first-token "
-                "target, replicas are added.",
+                "Prompt tokens not yet computed, divided by the tokens computed per second. Replicas are added if the "
+                "backlog would last longer than a new replica takes to start.",
                 "s",
                 {"seconds": f"{backlog} / {total('fastgen_scheduled_tokens_total')}"},
             )

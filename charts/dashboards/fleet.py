@@ -179,7 +179,7 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             stacked(
                 "Conditions that are False",
-                "Number of FastGenDeployments by condition and reason, except those of the autoscaler.",
+                "Number of FastGenDeployments by condition and reason, without Ready and the autoscaler's conditions.",
                 "short",
                 {
                     "{{type}}: {{reason}}": "count by (type, reason) (max by (namespace, name, type, reason) "

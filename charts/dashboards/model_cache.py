@@ -33,8 +33,13 @@ def _overview(dashboard: Dashboard) -> Dashboard:
         return f"count(max by (namespace, name) ({_condition(matchers)})) or vector(0)"
 
     panels = (
-        ("Cached", "FastGenDeployments whose model is in the volume, or in every pod.", 'reason="Cached"'),
-        ("Not needed", "FastGenDeployments whose model is in the image or in your claim.", 'reason="NotNeeded"'),
+        ("Cached", "FastGenDeployments whose model is in the volume, or in the pods.", 'reason="Cached"'),
+        (
+            "Not needed",
+            "FastGenDeployments that download nothing: the model is in the engine container or in your own claim, or "
+            "there are 0 replicas.",
+            'reason="NotNeeded"',
+        ),
         ("Downloading", "FastGenDeployments whose model is being downloaded.", 'status="Unknown"'),
         ("Failed", "FastGenDeployments whose download has failed. It is retried.", 'status="False"'),
     )

@@ -113,7 +113,7 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             stacked(
                 "Conditions that are not True",
-                "Number of FastGenDeployments by condition and reason, except those of the autoscaler.",
+                "Number of FastGenDeployments by condition and reason, without Ready and the autoscaler's conditions.",
                 "short",
                 {
                     "{{type}}: {{reason}}": "count by (type, reason) "

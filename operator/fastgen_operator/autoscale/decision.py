@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Why the number of replicas is what it is: its last change since the operator started."""
+    """Reason and message of the last change of the number of replicas since the operator started."""
 
     reason: Literal[
         "KVCacheFull",
@@ -84,7 +84,7 @@ class Decision:
 
     Attributes:
         replicas: desired replicas.
-        change: why; None if the autoscaler has not changed the number yet.
+        change: why the number was last changed; None if the autoscaler has not changed it yet.
         hold: set if the number is held, whatever the load is.
         limit: set if a bound, a rate limit or a full node overrides the load.
         sizing: the arithmetic; None while demand or capacity are unknown. It fluctuates, so it is not compared.

@@ -14,8 +14,9 @@ from typing import Final, Literal
 from fastgen_operator.pods import Pod
 
 PodState = Literal["Ready", "Starting", "Unschedulable", "Failing", "Lost", "Draining"]
-"""Ready: serves. Starting: waits for the scheduler, or has a node and is not overdue. Unschedulable: no node fits.
-Failing: crashes, or takes too long to become ready. Lost: its node does not respond. Draining: is being deleted."""
+"""Ready: serves. Starting: waits for the scheduler, or has a node and is not overdue. Unschedulable: no node fits, or
+a scheduling gate holds it back. Failing: crashes, cannot start, or takes too long to become ready. Lost: its node does
+not respond. Draining: is being deleted."""
 
 # A start is overdue after this many times the learned time, but not before these minimums, in seconds: for a container
 # to become ready, and for the time before it runs. On a new node, pulling an image takes minutes.

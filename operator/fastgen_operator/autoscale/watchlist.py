@@ -98,8 +98,8 @@ class Record:
         decision: the last decision; None without autoscaling, and before the first one.
         journal: the last decisions with their inputs.
         states: the state of each pod in the last round.
-        told: the demand when the status was last asked to show it.
-        shown: the reason that was last counted.
+        told: the demand for which a new status was last requested.
+        shown: the reason that was last counted in the metrics.
     """
 
     uid: str
@@ -187,7 +187,7 @@ class Watchlist:
         self._subjects[key] = subject
 
     def forget(self, key: Key) -> None:
-        """Remove the fleet of a deleted resource, if it is known."""
+        """Remove a fleet, if it is known: its resource was deleted, or another operator handles it now."""
         self._subjects.pop(key, None)
         self._records.pop(key, None)
 

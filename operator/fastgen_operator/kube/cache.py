@@ -95,7 +95,7 @@ class InformerCache:
             return [store.pods[key[0], name] for name in sorted(store.by_owner.get(key, {}))]
 
     def resources(self) -> list[Key]:
-        """Return the keys of all FastGenDeployments."""
+        """Return the keys of all FastGenDeployments, including those that other operators handle."""
         with self._lock:
             return list(self._store(FASTGEN).objects)
 
@@ -111,7 +111,7 @@ class InformerCache:
             return pack(kind, compact(kind, obj))
         except Exception as error:
             logger.exception("%s %s/%s cannot be read", kind.name, *_key(obj))
-            return stub(kind, obj, f"the object cannot be read: {type(error).__name__}: {error}")
+            return stub(kind, obj, f"an unexpected value ({type(error).__name__}: {error}): correct it")
 
     def _known(self, kind: Kind, obj: Object) -> Object | None:
         """Return the cached object if it has the same version, as for most of a list and the operator's own writes."""

@@ -137,7 +137,8 @@ class KubeClient:
     def delete(self, kind: Kind, obj: Object) -> bool:
         """Delete this object if it has not changed since it was read, and its dependents in the background.
 
-        Return whether it was deleted. If it changed, its next version brings its resource back into the queue.
+        Return whether its deletion began; False if it is gone or has changed. The watch event of a change queues its
+        resource again.
         """
         body = {"preconditions": _version(obj), "propagationPolicy": "Background"}
         try:
@@ -274,7 +275,7 @@ class KubeClient:
         """Send a write, and count it under the kind `counted` if it succeeds."""
         # Checked as late as possible: a process that was paused for longer than its lease continues here.
         if not self._leads():
-            raise KubeError(0, "not written: this operator does not lead any more")
+            raise KubeError(0, "not written: this operator is no longer the leader")
         answer = self._send(method, path, query, body, content_type)
         self._metrics.writes.labels(counted).inc()
         return answer
@@ -296,7 +297,7 @@ class KubeClient:
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Call a function that sends requests, unless Retry-After of this request, or of all, has not passed."""
+        """Call a function that sends requests; raise KubeError while Retry-After of this request, or of all, lasts."""
         now = time.monotonic()
         for paused in (None, request):
             until, error = self._pauses.get(paused, (0.0, None))

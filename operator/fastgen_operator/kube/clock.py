@@ -1,7 +1,7 @@
-"""The time of the cluster, whatever the clock of the operator's node says.
+"""The time of the cluster, independent of the clock of the operator's node.
 
 Times in objects come from other machines: when a pod started, when another operator replaced one. An operator whose own
-clock is an hour ahead would find every start overdue. The API server says its time in each response.
+clock is an hour ahead would find every start overdue. The API server sends its time in each response.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def compact(kind: Kind, obj: Object) -> Object:
 
 
 def stub(kind: Kind, obj: Object, fault: str | None = None) -> Object:
-    """Return the identity, owner and class of an object; with a fault, also a FastGenDeployment's status.
+    """Return the identity, owner and operator class of an object; with a fault, also a FastGenDeployment's status.
 
     Args:
         fault: why the rest cannot be used; None if this operator does not need it.
@@ -159,7 +159,7 @@ def _spec_of(kind: Kind, obj: Object) -> Object:
 
 
 def _status_of(obj: Object) -> Object:
-    """Return the status of a FastGenDeployment, if it is usable."""
+    """Return the status of a FastGenDeployment; empty if it is nested too deeply or too large."""
     try:
         status: Object = _intern(obj.get("status") or {}, LEVELS)
     except (_TooDeepError, RecursionError):

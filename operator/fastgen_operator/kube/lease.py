@@ -65,7 +65,7 @@ def may_take(observation: Observation, identity: str, now: float) -> bool:
 
 
 def claim(lease: Object | None, identity: str, duration: int, now: datetime) -> Object:
-    """Return the Lease as held by `identity`: acquired, or renewed if it held it before."""
+    """Return the Lease as held by `identity`: renewed if `identity` already holds it, else acquired."""
     old, time = _spec(lease), _micro_time(now)
     spec = {**old, "holderIdentity": identity, "leaseDurationSeconds": duration, "renewTime": time}
     if lease is None or holder_of(lease) != identity:

@@ -78,7 +78,7 @@ class Sources:
             return self._fails((kind, self._scope(namespace)))
 
     def all_fail(self) -> bool:
-        """Return whether nothing can be listed now."""
+        """Return whether lists fail now, including that of every source that was listed before."""
         with self._lock:
             failing = {source for source, reading in self._failures if reading == "list"}
             return bool(failing) and self._listed <= failing
@@ -109,6 +109,6 @@ class Sources:
 
 
 def describe(source: Source) -> str:
-    """Return words for a source, for messages."""
+    """Return the name of a source in a message, such as `pods in namespace team`."""
     kind, scope = source
     return kind.plural if scope is None else f"{kind.plural} in namespace {scope}"

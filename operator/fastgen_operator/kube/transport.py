@@ -72,7 +72,10 @@ class KubeError(Exception):
 
     @property
     def is_answer(self) -> bool:
-        """Whether the server answered this request. If not, it is unreachable or busy: the next fails too."""
+        """Whether the server handled this request. If not, the next one fails too.
+
+        It is then unreachable or overloaded, or rejects the credentials.
+        """
         return self.status not in (0, 401, 504) and (self.is_status or self.status not in (429, 503))
 
     @property
@@ -92,7 +95,7 @@ def connect(connections: int = 1) -> ApiClient:
         connections: number of threads that send requests at once. Each keeps a connection.
 
     Raises:
-        ConfigException: there is neither; the message names the missing file.
+        ConfigException: there is neither, or the kubeconfig is invalid.
     """
     configuration = Configuration()
     try:

@@ -1,4 +1,4 @@
-"""Requests to a cluster with a kubeconfig. Each error is one line that says what to do."""
+"""Requests to a cluster with a kubeconfig. Each error is one line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Cluster:
             ) from error
 
     def resource(self, name: str) -> Object:
-        """Return a FastGenDeployment of the namespace in use."""
+        """Return a FastGenDeployment of the namespace in use; raise PluginError if there is none."""
         try:
             found: Object = self._request("GET", FASTGEN.path(self.namespace, name), expected=(404,))
             return found
@@ -179,7 +179,7 @@ class Cluster:
         if error.status == 0:
             return PluginError(f"{self._place} cannot be reached: {_cause(error)}")
         if error.status == 401:
-            return PluginError(f"{self._place} rejects your credentials")
+            return PluginError(f"{self._place} rejects your credentials: renew them, or use another --context")
         return PluginError(f"{self._place}: {error}")
 
     @property
@@ -188,7 +188,9 @@ class Cluster:
 
 
 def open_cluster(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-    """Return the cluster of kubectl's kubeconfig, else the one of the pod's service account.
+    """Return the cluster of the kubeconfig, found as kubectl does.
+
+    If neither a kubeconfig nor a context is given and no kubeconfig is usable, the pod's service account is used.
 
     Raises:
         UsageError: there are no credentials, or no such context.
@@ -203,7 +205,7 @@ def open_cluster(kubeconfig: str | None, context: str | None, namespace: str | N
     except (ConfigException, yaml.YAMLError, OSError) as error:
         inside = _in_pod(configuration) if given is None and context is None else None
         if inside is None:
-            raise UsageError(f"no kubeconfig: {_one_line(error)}: set --kubeconfig or KUBECONFIG") from error
+            raise UsageError(f"no usable kubeconfig: {_one_line(error)}: set --kubeconfig or KUBECONFIG") from error
         name, default = inside
     # Do not retry, because a person waits.
     configuration.retries = 0
@@ -212,7 +214,7 @@ def open_cluster(kubeconfig: str | None, context: str | None, namespace: str | N
 
 
 def _without_template(resource: Object) -> Object:
-    """Return a resource without the parts that can be large, and that no command reads."""
+    """Return a resource without the parts that can be large and that no command reads."""
     spec = {name: value for name, value in resource["spec"].items() if name != "podTemplate"}
     metadata = {
         name: value for name, value in resource["metadata"].items() if name not in ("managedFields", "annotations")
@@ -254,7 +256,7 @@ def _message_of(body: bytes) -> str:
 
 
 def _handshake(reason: str) -> str:
-    """Return why a port-forward was rejected: the message in the body, if there is one."""
+    """Return why a port-forward was rejected: the message in the response's body, or else its status line."""
     status = reason.partition(" -+-+- ")[0]
     start, end = reason.find('{"kind"'), reason.rfind("}")
     if 0 <= start < end:

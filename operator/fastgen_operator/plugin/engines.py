@@ -115,7 +115,7 @@ def _percentiles(interval: Interval, histogram: str) -> tuple[float | None, floa
 def load_between(
     before: Mapping[str, Scrape | Exception], after: Mapping[str, Scrape | Exception]
 ) -> tuple[dict[str, Figures | str], Figures | None]:
-    """Return the figures of each pod, or why there are none, and of all pods together, if any.
+    """Return the figures of each pod, or why there are none (empty for a new pod), and those of all pods together.
 
     Args:
         before, after: scrapes by pod, or their errors. A new pod has figures from its second scrape on.

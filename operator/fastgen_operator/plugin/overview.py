@@ -53,7 +53,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition that requires action, or an outdated status, and what to do."""
+    """A condition that requires action, or a status of an earlier spec, and what to do.
+
+    Attributes:
+        type: types of the conditions, separated by commas; Status for a status of an earlier spec.
+    """
 
     type: str
     reason: str
@@ -152,7 +156,7 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
         if pod.has_ended:
             state, message = "Ended", pod.reason or pod.phase
         elif state == "Ready" and pod.name in slow:
-            state, message = "Straggler", "less than half as fast as the other replicas"
+            state, message = "Straggler", "much slower than the other replicas"
         elif state in ("Starting", "Failing", "Unschedulable") and pod.name in told:
             state, message = told[pod.name]["state"], told[pod.name]["message"]
         restarts = sum(each.restarts for each in pod.containers if each.role in ("engine", "container"))

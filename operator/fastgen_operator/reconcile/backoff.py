@@ -18,7 +18,7 @@ LONGEST_WAIT: Final = timedelta(minutes=5)
 
 
 def is_within(period: timedelta, since: datetime, now: datetime) -> bool:
-    """Return whether less than `period` has passed. A clock that was set back, as at the start of a node, ends it."""
+    """Return whether less than `period` has passed; False if the clock was set back, as at the start of a node."""
     return timedelta() <= now - since < period
 
 

@@ -35,7 +35,7 @@ from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
 
-# What another writer changed if no field has another manager: another operator replaced the child, or it was deleted.
+# Results of `_lost` if no field has another manager: another operator replaced the child, or it was deleted.
 _FINGERPRINT: Final = f"metadata.annotations[{APPLIED_ANNOTATION}]"
 _EVERYTHING: Final = "all"
 
@@ -71,8 +71,9 @@ class PlanExecutor:
             unreadable: children that could not be looked up, and are not written, with the error.
 
         Raises:
-            KubeError: the API server failed, or the namespace is being deleted. If the server responded to an apply
-                with an error, the other writes were made, except those that depend on it.
+            KubeError: the API server failed, an object has changed since it was read, or the namespace is being
+                deleted. If the server responded to an apply with an error, the other writes were made, except those
+                that depend on it.
         """
         outcome = _Outcome([] if plan.problem is None else [plan.problem])
         try:
@@ -109,12 +110,12 @@ class PlanExecutor:
             if live is None:
                 observed = observed.without_child(adopt.kind, name)
                 continue
-            self._announce(observed, f"{adopt.kind.name} {name} adopted: it had no controller")
+            self._announce(observed, f"{adopt.kind.name} {name} adopted: no existing object controlled it")
             observed = observed.with_child(adopt.kind, live)
         return observed
 
     def is_due(self, plan: Plan, observed: Observed) -> bool:
-        """Return whether the plan's apply of the Deployment goes out now, if it contains one."""
+        """Return whether the plan applies the Deployment, and no backoff delays the apply."""
         return any(
             apply.kind == DEPLOYMENT and not self._is_held(apply, self._lost(apply, observed)) for apply in plan.applies
         )
@@ -156,7 +157,8 @@ class PlanExecutor:
         A rejection or a hold is a problem of the outcome.
 
         Raises:
-            KubeError: the API server failed, or the namespace is being deleted.
+            KubeError: the API server failed, the child has changed since it was read, or the namespace is being
+                deleted.
         """
         lost = self._lost(apply, observed)
         before = observed.child(apply.kind, apply.name)

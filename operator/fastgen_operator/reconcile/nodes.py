@@ -30,6 +30,8 @@ class Nodes:
     def read(self, now: datetime) -> tuple[Object, ...]:
         """Return the nodes, reduced to what `children/placement.py` reads; none if the operator may not list them.
 
+        A list is reused for `TRUST`.
+
         Raises:
             KubeError: the API server failed.
         """
@@ -45,7 +47,9 @@ class Nodes:
         except KubeError as error:
             if error.status != 403:
                 raise
-            logger.info("nodes may not be listed: a download to a new volume requests the resources of a replica")
+            logger.info(
+                "not allowed to list nodes: a download to a new volume requests the extended resources of a replica"
+            )
             return ()
 
 

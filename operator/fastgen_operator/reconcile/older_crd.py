@@ -36,7 +36,7 @@ class DroppedFields:
     def learn(self, sent: dict[str, Any], stored: dict[str, Any], now: datetime) -> list[str]:
         """Compare a status with what was stored of it; return the names of dropped fields not returned before.
 
-        A field that was stored is compared again from now on: the CRD has been upgraded. Otherwise the stored field
+        A field that the API server stores is no longer left out: the CRD has been upgraded. If it were left out, it
         would be one more difference, and one more write, at each resync.
         """
         found = frozenset(_missing(sent, stored, ()))

@@ -36,7 +36,10 @@ class PodEvents:
     _known: Mapping[str, Failure] = field(default_factory=dict)
 
     def failures(self, observed: Observed, now: datetime) -> Mapping[str, Failure]:
-        """Return what keeps pods from starting, by the name of the pod or Job. Reads nothing if nothing is stuck."""
+        """Return what keeps pods from starting, by the name of the pod or Job.
+
+        Only the Events of the first `_OBJECTS` stuck pods and Jobs are read.
+        """
         pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
         downloads = [job for job in observed.jobs if lacks_pods(job, observed.fetch_pods, now)]
         causes = {pod.name: (pod.uid, partial(failure_in_events, pod)) for pod in pods}

@@ -118,8 +118,8 @@ class Reconciler:
     def unsettled(self, keys: Iterable[Key]) -> list[Key]:
         """Return the resources for which a reconcile may have something to do now.
 
-        The others, of which nothing has changed, count as reconciled: alerts watch that reconciles go on. A later
-        change queues its resource, so this may run beside reconciles.
+        The others, of which nothing has changed, count as reconciled in the metrics: an alert fires if no reconcile is
+        counted. A later change queues its resource, so this may run beside reconciles.
         """
         now = self.now()
         found = []
@@ -144,7 +144,10 @@ class Reconciler:
             return False
 
     def seconds_until_due(self, key: Key) -> float | None:
-        """Return the seconds until a schedule starts or ends or a pod may be replaced; None if nothing is due."""
+        """Return the seconds until a schedule starts or ends or a pod may be replaced; None if none of these is due.
+
+        Negative if the time has passed.
+        """
         memory = self._memories.get(key)
         return None if memory is None or memory.due is None else (memory.due - self.now()).total_seconds()
 

@@ -156,7 +156,7 @@ class Controller:
                 self.queue.retry(key, after=retry_after)
 
     async def _reconcile(self, key: Key) -> float | None:
-        """Reconcile a resource; return the least seconds until a retry, or None if it needs none."""
+        """Reconcile a resource; return the minimum seconds until a retry, or None if it needs none."""
         logger.debug("%s/%s: reconcile", *key)
         self._running.add(key)
         try:

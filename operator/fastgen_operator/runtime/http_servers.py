@@ -112,7 +112,7 @@ class _Silent(WSGIRequestHandler):
 
 @contextmanager
 def metrics_server(address: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
-    """Serve the metrics of a registry, and yield the port. Raises OSError if the port is in use."""
+    """Serve the metrics of a registry, and yield the port. Raises OSError if it cannot listen there."""
     server = _MetricsServer(listening_address(address), port, _Silent)
     server.set_app(make_wsgi_app(registry))
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -124,7 +124,7 @@ def metrics_server(address: str, port: int, registry: CollectorRegistry) -> Iter
 
 
 class JsonServer:
-    """Serves the JSON that a function returns for a path. Raises OSError if the port is in use."""
+    """Serves the JSON that a function returns for a path. The constructor raises OSError if it cannot listen there."""
 
     def __init__(self, address: str, port: int, answer: Handler, name: str) -> None:
         class Handler(BaseHTTPRequestHandler):

@@ -28,7 +28,7 @@ _LOUD: Final = "kopf._cogs.clients.watching"
 
 
 class _Backoffs:
-    """Endless seconds between kopf's retries of a request: after the last one, kopf would stop the operator.
+    """Endless sequence of the pauses between kopf's retries, in seconds: at its end, kopf would stop the operator.
 
     The liveness probe decides about restarts instead.
     """
@@ -59,7 +59,7 @@ class _Login:
 
     async def __call__(self, **given: Any) -> kopf.AiohttpSession | None:
         loop = asyncio.get_running_loop()
-        # After credentials that the API server rejects.
+        # kopf logs in again when the API server rejects the credentials.
         await asyncio.sleep(max(0.0, self._next - loop.time()))
         self._next = loop.time() + _LOGIN_SECONDS
         info = kopf.login_via_client(**given)

@@ -70,7 +70,7 @@ class Progress:
 
 
 class Stalled(Exception):
-    """A probe fails: a loop made no progress for too long, or nothing was listed yet; the message says it."""
+    """A probe fails: a loop made no progress for too long, or nothing was listed yet. The message names the cause."""
 
 
 @dataclass(frozen=True, slots=True)

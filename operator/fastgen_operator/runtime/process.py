@@ -12,7 +12,8 @@ from fastgen.logs import JSONFormatter
 
 # As many as there are ports of one address.
 _MOST_FILES: Final = 65536
-# Python looks for cycles among new dictionaries and lists after this many, and among older ones after this many looks.
+# Thresholds of Python's garbage collector: new containers before a collection of the youngest generation, and
+# collections of a generation before one of the next.
 _NEW_CONTAINERS, _LOOKS = 50_000, 20
 
 

@@ -48,7 +48,9 @@ def _proxy(text: str) -> str:
 
 def _class_name(text: str) -> str:
     if len(text) > CLASS_LIMIT or not re.fullmatch(CLASS_PATTERN, text):
-        raise argparse.ArgumentTypeError(f"{text!r}: give at most {CLASS_LIMIT} lower-case letters, digits and dashes")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give at most {CLASS_LIMIT} lower-case letters, digits and dashes, with no dash at either end"
+        )
     return text
 
 
@@ -138,11 +140,15 @@ class Settings:
     )
     http_proxy: str = _flag("proxy of the engines and downloads for HTTP", "", type=_proxy, metavar="URL")
     https_proxy: str = _flag("proxy of the engines and downloads for HTTPS", "", type=_proxy, metavar="URL")
-    no_proxy: str = _flag("hosts that they reach without a proxy", "", metavar="HOSTS")
-    ca_config_map: str = _flag("ConfigMap in their namespace with the authorities to trust", "", metavar="NAME")
-    ca_key: str = _flag("its key with the certificates", "ca.crt", metavar="KEY")
+    no_proxy: str = _flag(
+        "hosts that engines and downloads reach without a proxy, separated by commas", "", metavar="HOSTS"
+    )
+    ca_config_map: str = _flag(
+        "ConfigMap in each resource's namespace with the certificate authorities to trust", "", metavar="NAME"
+    )
+    ca_key: str = _flag("key of that ConfigMap with the certificates, in PEM", "ca.crt", metavar="KEY")
     image_pull_secrets: tuple[str, ...] = _flag(
-        "Secret in their namespace with which their images are pulled; repeatable",
+        "Secret in each resource's namespace with which images are pulled; repeatable",
         (),
         flag="--image-pull-secret",
         action="append",
@@ -163,7 +169,7 @@ class Settings:
 
     resync_seconds: float = _seconds("interval between reconciles of all resources from the cache", 30.0)
     relist_seconds: float = _seconds("interval between full lists, which find changes that a watch missed", 300.0)
-    retry_seconds: float = _seconds("first backoff after a failed reconcile; it doubles with each", 1.0)
+    retry_seconds: float = _seconds("first backoff after a failed reconcile; it doubles with each failure", 1.0)
     retry_limit_seconds: float = _seconds("longest backoff after failed reconciles", 60.0)
     scrape_seconds: float = _seconds("interval between scrapes of the replicas of autoscaled resources", 5.0)
     request_seconds: float = _seconds("timeout of a request to the API server", 30.0)

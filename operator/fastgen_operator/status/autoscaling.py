@@ -136,7 +136,7 @@ def capacity_status(situation: Situation) -> dict[str, Any] | None:
 
 
 def supply_status(supply: Sequence[PodSupply]) -> dict[str, Any]:
-    """Compute `status.supply`: the number of pods in each state, and the pods that do not serve, worst first."""
+    """Compute `status.supply`: the number of pods in each state, and the first ten that are not Ready, worst first."""
     counts = Counter(pod.state for pod in supply)
     others = [pod for pod in supply if pod.state != "Ready"]
     others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))

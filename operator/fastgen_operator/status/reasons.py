@@ -26,13 +26,13 @@ class Reason:
 
 @cache
 def all_reasons() -> dict[str, dict[str, Reason]]:
-    """Return the reasons by condition and name. One that several conditions share is under one of them only."""
+    """Return the reasons by condition and name. One with the same meaning for several conditions is listed once."""
     found = yaml.safe_load(files(__package__).joinpath("reasons.yaml").read_text())
     return {kind: {name: Reason(**of) for name, of in reasons.items()} for kind, reasons in found.items()}
 
 
 def remedy(kind: str, reason: str, status: str) -> str:
-    """Return what to do about a condition, as plain text; empty if there is nothing to do."""
+    """Return what to do about a condition, with links replaced by their titles; empty if nothing, or if unknown."""
     known = all_reasons()
     tables = [known.get(kind, {}), *known.values()]
     found = (table[reason] for table in tables if reason in table)

@@ -1,4 +1,4 @@
-"""What the scheduler says about pods that it cannot schedule, as far as conditions depend on it. Pure.
+"""Parts of the scheduler's messages about pods that it cannot schedule, on which conditions depend. Pure.
 
 Source: k8s.io/kubernetes/pkg/scheduler/framework/plugins, equal in 1.34.2, 1.35.4, 1.36.3 and 1.37.2: volumebinding,
 binder.go and volume_binding.go, and noderesources, fit.go. A test looks for these words in the scheduler that it runs.
@@ -24,11 +24,11 @@ INSUFFICIENT: Final = "Insufficient "
 
 
 def is_about_volume(words: str) -> bool:
-    """Return whether the pod waits for a volume for its claim."""
+    """Return whether the scheduler's message says that a claim of the pod has no usable volume."""
     return any(part in words for part in VOLUME_MISSING)
 
 
 def is_short_of(resource: str, words: str) -> bool:
-    """Return whether the nodes have too little of the resource left."""
+    """Return whether the scheduler's message says that nodes have too little of the resource left."""
     # Names may contain dots, and a dot ends the list of reasons.
     return re.search(rf"{INSUFFICIENT}{re.escape(resource)}[,.;]?(\s|$)", words) is not None

@@ -32,7 +32,7 @@ class Notice:
 
 
 def build_status(situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()) -> dict[str, Any]:
-    """Build the status. A time in it is set only when what it dates changes.
+    """Build the status. Each time in it changes only with the fact that it dates.
 
     Args:
         problem: what prevents the operator's own writes.
@@ -115,7 +115,7 @@ def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
 
 
 def schedule_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
-    """Return the Event for another schedule that sets the lower bound of the replicas, or for its end, if any."""
+    """Return the Event for a change of the schedule that sets the lower bound, or for its end; None without one."""
     if "autoscaling" not in status:
         return None
     before = resource.get("status", {}).get("autoscaling", {}).get("activeSchedule")

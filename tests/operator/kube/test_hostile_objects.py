@@ -154,7 +154,7 @@ def test_an_object_that_cannot_be_reduced_is_kept_as_a_stub_and_stops_no_list(
     assert sorted(cache.resources()) == [("space", "bad"), ("space", "good")]
     bad = cache.get(FASTGEN, "space", "bad")
     assert bad is not None
-    assert bad[FAULT] == "the object cannot be read: TypeError: of a kind that nobody has foreseen"
+    assert bad[FAULT] == "an unexpected value (TypeError: of a kind that nobody has foreseen): correct it"
 
 
 def test_of_resources_of_other_classes_only_a_stub_is_kept_and_they_have_no_fault() -> None:

@@ -113,7 +113,7 @@ def drain_test(pods: Pods, *flags: str) -> int:
     ("pods", "message"),
     [
         ("complete", ""),
-        ("cut", "lost on pod b: the stream was cut after 2 pieces"),
+        ("cut", "lost on pod b: the stream ended early, after 2 events"),
         ("error", "lost on pod b: error in the stream: the engine died"),
     ],
     indirect=["pods"],

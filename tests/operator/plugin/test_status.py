@@ -209,7 +209,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest
     config = str(kubeconfig(tmp_path, "http://127.0.0.1:1"))
     for arguments, words in {
         ("status", "--context", "there", "--kubeconfig", config): 'no context "there" in the kubeconfig: it has here',
-        ("status", "--kubeconfig", str(tmp_path / "none")): "no kubeconfig: ",
+        ("status", "--kubeconfig", str(tmp_path / "none")): "no usable kubeconfig: ",
         ("status", "pod/chat", "--kubeconfig", config): "pod/chat: give the name of a FastGenDeployment",
         ("status", "chat", "-A", "--kubeconfig", config): "exclude each other",
         ("top", "chat", "-o", "json", "--kubeconfig", config): "--output json requires --once",

@@ -58,7 +58,7 @@ def rate_limits_of(autoscaling: Autoscaling | None) -> RateLimits:
 
 
 def limited(decision: Decision, current: int, allowed: int) -> Decision:
-    """Return the decision with the allowed replicas, and a limit if they are too few."""
+    """Return the decision with the allowed replicas, and with a limit if these are fewer than decided."""
     if allowed == decision.replicas:
         return decision
     limit = decision.limit

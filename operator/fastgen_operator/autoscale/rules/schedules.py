@@ -70,7 +70,10 @@ class Timetable:
 
 
 def timetable(autoscaling: Autoscaling | None, now: datetime) -> Timetable:
-    """Return the floor at `now`, which has a zone, and its next change. Skip invalid schedules."""
+    """Return the floor at `now`, which has a time zone, and when a schedule starts or ends next.
+
+    Invalid schedules are skipped.
+    """
     if autoscaling is None:
         return Timetable()
     now = now.astimezone(UTC)
@@ -118,7 +121,7 @@ def fault_of(schedule: Schedule) -> str | None:
             if expression is not None and next(CronSim(expression, _SOME_TIME), None) is None:
                 return f"{name}: {expression!r} matches no date"
         except CronSimError as error:
-            return f"{name}: {expression!r} is no cron expression: {error}"
+            return f"{name}: {expression!r} is not a cron expression: {error}"
     return None
 
 

@@ -61,7 +61,7 @@ def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPSe
     try:
         server = ThreadingHTTPServer((_ADDRESS, port), partial(_Handler, page))
     except (OSError, OverflowError) as error:
-        raise UsageError(f"--port {port}: {getattr(error, 'strerror', None) or error}") from error
+        raise UsageError(f"--port {port}: {getattr(error, 'strerror', None) or error}: choose another port") from error
     server.daemon_threads = True
     return server
 

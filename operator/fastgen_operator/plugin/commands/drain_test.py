@@ -30,7 +30,7 @@ _MOST_STREAMS: Final = 64
 _POLL_SECONDS: Final = 0.2
 # A stream is lost if it has no data for this long.
 _SILENCE_SECONDS: Final = 60.0
-# Until as many pods are ready as before.
+# Time limit for as many pods to be ready as before.
 _REPLACED_SECONDS: Final = 600.0
 
 
@@ -203,4 +203,4 @@ class _Load:
                     pieces += 1
         finally:
             self.open.remove(pod)
-        return "" if ended else f"the stream was cut after {pieces} pieces"
+        return "" if ended else f"the stream ended early, after {pieces} events"

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", metavar="NAME", help="the FastGenDeployment")
     parser.add_argument(
-        "--all", action="store_true", help="all recorded decisions, not only the last change and the last"
+        "--all", action="store_true", help="show all recorded decisions, not only the last one and the last change"
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="json has the inputs as well")
     parser.add_argument(

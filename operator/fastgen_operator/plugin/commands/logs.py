@@ -13,7 +13,7 @@ from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, printable
 from fastgen_operator.pods import ENGINE_CONTAINER, Pod
 
-# With --follow, the interval between two looks for new pods.
+# With --follow, the interval at which new pods are looked up.
 _POLL_SECONDS: Final = 2.0
 _COLOURS: Final = ("cyan", "green", "yellow")
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", metavar="NAME", help="the FastGenDeployment")
     parser.add_argument("-f", "--follow", action="store_true", help="follow the logs, also of pods that start later")
-    parser.add_argument("-p", "--previous", action="store_true", help="of the container before the last restart")
+    parser.add_argument("-p", "--previous", action="store_true", help="logs of the container before its last restart")
     parser.add_argument("-c", "--container", default=ENGINE_CONTAINER, help="container (default: %(default)s)")
     parser.add_argument("--tail", type=int, metavar="LINES", help="last lines of each pod; default: all")
     parser.add_argument("--timestamps", action="store_true", help="with the time of each line")

@@ -38,7 +38,7 @@ def unknown(reason: str, message: str) -> Condition:
 
 
 def not_observed(situation: Situation) -> Condition:
-    """Return the condition for a Deployment that does not exist yet, or whose status is about an earlier spec."""
+    """Return the condition for a Deployment that does not exist yet, or whose status is of an earlier spec."""
     if situation.observed.deployment is None and situation.spec.is_preloaded and not situation.is_cached:
         return unknown("WaitingForModel", "the pods are created when the model is downloaded")
     return unknown("NotObserved", "the Deployment controller has not yet observed the latest spec")

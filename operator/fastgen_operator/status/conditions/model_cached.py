@@ -27,7 +27,7 @@ _REASONS: Final = {
     ACCESS_DENIED: "AccessDenied",
     VOLUME_FULL: "VolumeFull",
 }
-# What the API server says when it rejects a pod, and the remedy; the first match counts.
+# A part of the API server's message when it rejects a pod, and the remedy; the first match counts.
 _REFUSALS: Final = (
     ("must specify", "set these in spec.model.download.resources"),
     ("exceeded quota", "reduce spec.model.download.resources, or raise the quota"),
@@ -53,8 +53,8 @@ def model_cached(situation: Situation) -> Condition:
     observed, spec = situation.observed, situation.spec
     source = urlsplit(spec.model.source)
     if not spec.model.is_downloaded:
-        where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine image"
-        return true("NotNeeded", f"the model is in {where}")
+        where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine container"
+        return true("NotNeeded", f"no download: the model is a path in {where}")
     if spec.is_preloaded:
         if situation.is_cached or serves_model(situation):
             return true("Cached", f"{spec.model.source} is in the volume {observed.key[1]}")
@@ -86,7 +86,7 @@ def _of_jobs(situation: Situation) -> Condition | None:
     """
     for job in situation.observed.jobs:
         if job.is_suspended:
-            remedy = f'kubectl patch job {job.name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
+            remedy = f'run kubectl patch job {job.name} --type=merge --patch \'{{"spec": {{"suspend": false}}}}\''
             if job.is_queued:
                 remedy = queue_message(job)
             return _false("JobSuspended", f"Job {job.name} is suspended", remedy)

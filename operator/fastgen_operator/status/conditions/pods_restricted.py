@@ -1,7 +1,8 @@
 """The condition PodsRestricted: whether the pods comply with the restricted Pod Security Standard.
 
-Source: the Deployment's template. The generated pods comply, so the condition is absent without spec.podTemplate.
-Violations do not block the rollout; a namespace that enforces the standard rejects the pods, which Progressing reports.
+Source: the Deployment's template. The generated pods comply, so the condition is absent without spec.podTemplate. With
+`podTemplate: any`, violations do not block the rollout; a namespace that enforces the standard rejects the pods, which
+Progressing reports. With `podTemplate: restricted`, only a template from before can violate it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PODS_RESTRICTED: Final = "PodsRestricted"
 
 
 def pods_restricted(situation: Situation) -> Condition | None:
-    """Compute the condition PodsRestricted."""
+    """Compute the condition PodsRestricted; None without spec.podTemplate."""
     deployment = situation.observed.deployment
     if situation.spec.pod_template is None:
         return None

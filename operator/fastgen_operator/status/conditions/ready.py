@@ -2,7 +2,7 @@
 
 Ready is True if the conditions in `table.SUMMARIZED` are. Otherwise its status, reason and message are those of the
 first of them that is False, else of the first that is Unknown. While Available is True, these do not count, because
-they are only about replicas that the autoscaler added, or about pods that exist no more: PodsScheduled, and of
+they are only about replicas that the autoscaler added, or about pods that no longer exist: PodsScheduled, and of
 Progressing the reasons PodsFailed, ReplicaFailure and ProgressDeadlineExceeded.
 """
 

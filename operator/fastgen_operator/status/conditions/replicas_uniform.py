@@ -26,7 +26,7 @@ def replicas_uniform(situation: Situation) -> Condition:
     names = sorted(straggler.pod for straggler in speeds.stragglers)
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     message = (
-        f"less than half as fast as the other replicas: pod {', '.join(names[:_LISTED])}{more}; check its GPU and node "
-        "for throttling, errors or other load, then delete the pod"
+        f"much slower than the other replicas: pod {', '.join(names[:_LISTED])}{more}; check its GPU and node for "
+        "throttling, errors or other load, then delete the pod"
     )
     return false("Stragglers", message)

@@ -42,7 +42,7 @@ ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 def all_conditions(
     situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()
 ) -> dict[str, Condition]:
-    """Return all conditions by type, Ready first.
+    """Return all conditions that apply to the spec, by type, Ready first.
 
     Args:
         problem: what prevents the operator's own writes.
@@ -60,8 +60,11 @@ def all_conditions(
 
 
 def unread_conditions(problem: Problem) -> dict[str, Condition]:
-    """Return the conditions of a resource whose spec cannot be read, because of the problem."""
-    unread = unknown("NotObserved", "the spec could not be read")
+    """Return the conditions of a resource whose spec cannot be read, or whose status cannot be computed.
+
+    Progressing shows the problem.
+    """
+    unread = unknown("NotObserved", "not computed, because of the problem in the condition Progressing")
     return {**_summarized(dict.fromkeys(SUMMARIZED, unread), problem), **dict.fromkeys(INDEPENDENT, unread)}
 
 

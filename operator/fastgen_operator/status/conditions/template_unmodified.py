@@ -19,7 +19,7 @@ _LISTED: Final = 5
 
 
 def template_unmodified(observed: Observed, rewritten: Sequence[str]) -> Condition | None:
-    """Compute the condition TemplateUnmodified.
+    """Compute the condition TemplateUnmodified; None if only the operator sets fields.
 
     Args:
         rewritten: fields of the Deployment that admission changed, removed or added.

@@ -25,12 +25,13 @@ class Situation:
     """What was read and measured. Everything else is derived from these values alone, when it is first needed.
 
     Attributes:
-        observed: what the API server said of the resource and its children.
+        observed: the resource and its children, as read from the API server.
         spec: the resource's typed spec.
         now: time of the observation, with a time zone.
         failures: what keeps pods without containers from starting, and Jobs from having pods, from their Events, by the
             name of the pod or Job.
-        decision: the autoscaler's last decision; None without autoscaling, and before the first one.
+        decision: the autoscaler's last decision; None without autoscaling, before the first one, and while objects that
+            replicas are counted from cannot be read.
         speeds: capacity of the replicas; None before the first scrape.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         known_starts: starts of pods that were observed before.

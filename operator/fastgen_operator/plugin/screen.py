@@ -97,7 +97,7 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """Return the text with a space for each control character.
+    """Return the text with a space for each character that cannot be printed, such as a control character.
 
     Messages quote logs of pods, which could send commands to the terminal.
     """

@@ -67,7 +67,7 @@ class _Memory:
 
 @dataclass(slots=True)
 class Reconciler:
-    """Reconciles resources; safe to use from several threads, one resource at a time each.
+    """Reconciles resources. Several threads may use it, if no two of them reconcile the same resource at a time.
 
     Attributes:
         cache: what the watches and the operator's own writes have shown.

@@ -32,7 +32,10 @@ def all_reasons() -> dict[str, dict[str, Reason]]:
 
 
 def remedy(kind: str, reason: str, status: str) -> str:
-    """Return what to do about a condition, with links replaced by their titles; empty if nothing, or if unknown."""
+    """Return what to do about a condition; empty if there is nothing to do, or the reason is unknown.
+
+    Links are replaced by their titles and the page.
+    """
     known = all_reasons()
     tables = [known.get(kind, {}), *known.values()]
     found = (table[reason] for table in tables if reason in table)

@@ -51,7 +51,7 @@ class State:
         replicas: last decision; 0 before the first one.
         change: reason for `replicas`.
         demand: measured demand.
-        speeds: capacity of each replica, and of the fleet.
+        speeds: estimated capacity of each replica, and their median.
         down_needs: required replicas over the scale-down window.
         up_needs: negated required replicas over the scale-up window: the maximum is that of the least need.
         unbounded_needs: required replicas of `up_needs`, not negated, over the scale-down window. Shows whether the

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_garbage_less_often()
     metrics = Metrics()
     try:
-        # One for each worker and list, the resync and the Lease.
+        # One connection for each worker and list, the resync and the Lease.
         api_client = connect(settings.workers + THREADS + 2)
     except ConfigException as error:
         reason = str(error).rstrip(".")

@@ -94,7 +94,7 @@ class Sources:
             return {source: error for (source, _), error in self._failures.items()}
 
     def forget(self, kinds: Sequence[Kind]) -> None:
-        """Drop the failures of kinds that are not read any more, such as those whose CRD was removed."""
+        """Drop the failures of kinds that are no longer read, such as those whose CRD was removed."""
         with self._lock:
             gone = {source for source, _ in self._failures if source[0] in kinds}
             self._failures = {key: error for key, error in self._failures.items() if key[0] not in gone}

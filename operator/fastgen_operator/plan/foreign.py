@@ -28,7 +28,7 @@ _PLACEMENT: Final = frozenset(
         *("schedulerName", "priorityClassName", "runtimeClassName"),
     )
 )
-# `kubectl rollout undo` puts this annotation back together with an older template, which contradicts the whole spec.
+# `kubectl rollout undo` restores this annotation together with an older template, which contradicts the whole spec.
 _APPLIED: Final[Path] = ("f:metadata", "f:annotations", f"f:{APPLIED_ANNOTATION}")
 
 

@@ -93,7 +93,7 @@ def _placement(claim: Claim, engine_pod: Object, situation: Situation) -> Placem
     """Return where the download may run; None if that depends on nodes that were not read."""
     serving = [pod for pod in situation.observed.pods if pod.node and not pod.has_ended]
     if claim.is_bound or (serving and situation.spec.runs_on_one_node):
-        # The volume, or the replicas that hold it, decide.
+        # The volume, or the replicas that hold it, determine the node.
         return ANYWHERE
     if situation.nodes is None:
         return None

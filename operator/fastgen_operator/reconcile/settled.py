@@ -69,7 +69,7 @@ class Settled:
         """Return whether a reconcile with these inputs has nothing to do."""
         if (known := self._known) is None:
             return False
-        # A clock that was set back ends it.
+        # False if the clock was set back.
         return known[0] <= now < known[1] and inputs.are(known[2])
 
     def remember(self, inputs: Inputs, now: datetime, due: datetime | None) -> None:

@@ -42,7 +42,7 @@ _PROVEN: Final = 5.0
 # Lines are decoded in a thread from this size on, so that the event loop goes on.
 _LARGE: Final = 1 << 16
 _CHUNK: Final = 1 << 18
-# Maximum bytes of an event. No object has so many.
+# Maximum bytes of an event. The API server accepts no object of this size.
 _LONGEST_LINE: Final = 8 << 20
 _GONE: Final = b'{"type":"ERROR","object":{"kind":"Status","code":410}}\n'
 _EXPIRED: Final = 410
@@ -155,7 +155,7 @@ class KopfSession:
             )
         except KubeError as error:
             await asyncio.sleep(error.retry_after)
-            # kopf retries after a connection error, and not after every other one.
+            # kopf retries after a connection error, but not after all other errors.
             raise aiohttp.ClientConnectionError(str(error)) from error
         for key in changed:
             feed.wake(key)

@@ -161,5 +161,5 @@ class WorkQueue:
 
     def _fire(self, timers: dict[Key, asyncio.TimerHandle], key: Key, band: int) -> None:
         timers.pop(key, None)
-        # A refused key that is not refused any more is a listed one.
+        # A key that is no longer refused is a listed one.
         self._put(key, min(band, _LISTED))

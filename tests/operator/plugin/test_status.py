@@ -119,7 +119,7 @@ def test_the_screen_has_the_pods_with_states_the_load_the_decisions_and_the_reme
     for words in (
         *("space/chat   not ready: InsufficientGPU", "2 ready of 3 desired", "chooses from 1 to 4"),
         *("2 ready, 1 unschedulable, 1 failing", "10,500 tokens/s arrive, a replica computes 7,000", "75% of the 2"),
-        *("24h ago     1 -> 3   DemandGrew", "uses 150 %", "-> Wait for the terminating pod. Otherwise free or add"),
+        *("24h ago     1 -> 3   DemandGrew", "uses 150 %", "-> Wait for a terminating pod. Otherwise free or add"),
     ):
         assert words in text
     assert re.search(r"^e +Unschedulable +0 +- +24h +no GPU is free$", text, re.MULTILINE)

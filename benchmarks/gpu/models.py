@@ -109,15 +109,20 @@ class Ours:
         finally:
             self.runner.graphs = graphs
 
-    def engine(self, max_sequences: int) -> Engine:
-        """Return an engine, calibrated as at the start of a server; on a CPU with a fixed token budget."""
+    def engine(self, max_sequences: int, **settings: Any) -> Engine:
+        """Return an engine, calibrated as at the start of a server; on a CPU with a fixed token budget.
+
+        Args:
+            max_sequences: sequences that run at the same time.
+            settings: further settings of `EngineConfig`.
+        """
         config = EngineConfig(
             model="",
             device=self.model.device.type,
             max_sequences=max_sequences,
             block_size=self.cache.block_size,
             prefix_caching=False,
-            token_budget=max(64, max_sequences) if self.model.device.type == "cpu" else "auto",
+            **{"token_budget": max(64, max_sequences) if self.model.device.type == "cpu" else "auto", **settings},
         )
         config, step_times = calibrate(self.runner, config, lambda _stage, _fraction: None)
         return Engine(self.runner, config, step_model=StepModel.of(step_times))

@@ -35,6 +35,8 @@ _ATTENTION_LAYERS = 8
 # Steps or calls of transformers that are timed at most: its static cache grows with each.
 _THEIR_CALLS = 60
 _MOST_SEQUENCES = 256
+# Tokens of a step of other engines by default.
+_FIXED_BUDGET = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,61 @@ def tail(bench: Bench, size: ModelSize) -> Iterator[Row]:
     rate = f"{results.rate(results.generated_tokens):,.0f} output tok/s"
     yield Row(f"{name}: median inter-token latency", median, note=rate)
     yield Row(f"{name}: p99 inter-token latency", worst, note=f"{worst / median:.2f} times the median")
+
+
+def long_prompts(bench: Bench) -> Iterator[Row]:
+    """Time the steps of decodes before long prompts arrive, until these are computed, and after that."""
+    s = bench.sizes
+    ours = bench.ours(s.longest_model)
+    fixed = min(_FIXED_BUDGET, 8 * max(s.token_counts))
+    for setting, settings in (
+        ("with the default target", {}),
+        (f"with a budget of {fixed} and no target", {"token_budget": fixed, "inter_token_target": "off"}),
+    ):
+        engine = ours.engine(max(16, s.streams + s.long_prompts), **settings)
+        phases = _steps_around_prompts(engine, ours, s)
+        name = f"{s.longest_model.label}, {_decodes(s.streams)}, {s.long_prompts} prompts of {s.long_prompt} tokens"
+        for phase, times in zip(("before", "during", "after"), phases, strict=True):
+            spread = f"p99 {percentile(times, 0.99) * 1e3:.3f} ms, longest {times[-1] * 1e3:.3f} ms"
+            note = f"{spread}; {len(times) / sum(times):.1f} tok/s each; {len(times)} steps"
+            yield Row(f"{name}, {setting}: median inter-token latency {phase}", percentile(times, 0.5), note=note)
+        del engine
+
+
+def _steps_around_prompts(engine: Engine, ours: Ours, sizes: Sizes) -> tuple[list[float], list[float], list[float]]:
+    """Return the ascending times of all streams' steps before, during and after the long prompts."""
+    room = ours.size.max_length - sizes.decode_context
+    sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=room)
+    names = [f"stream {number}" for number in range(sizes.streams)]
+    for number, name in enumerate(names):
+        prompt = random_tokens(sizes.decode_context, ours.runner.vocab_size, number)
+        engine.add(Request(id=name, prompt_token_ids=prompt, sampling=sampling))
+    while engine.step().step.decode_tokens < sizes.streams:
+        pass
+    before = [_step_seconds(engine)[0] for _ in range(sizes.watched_steps)]
+    for number in range(sizes.long_prompts):
+        prompt = random_tokens(sizes.long_prompt, ours.runner.vocab_size, sizes.streams + number)
+        sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1)
+        names.append(f"prompt {number}")
+        engine.add(Request(id=names[-1], prompt_token_ids=prompt, sampling=sampling))
+    during, left = list[float](), sizes.long_prompts * sizes.long_prompt
+    while left > 0:
+        seconds, computed = _step_seconds(engine)
+        during.append(seconds)
+        left -= computed
+    after = [_step_seconds(engine)[0] for _ in range(sizes.watched_steps)]
+    for name in names:
+        engine.cancel(name)
+    while engine.has_work:
+        engine.step()
+    return sorted(before), sorted(during), sorted(after)
+
+
+def _step_seconds(engine: Engine) -> tuple[float, int]:
+    """Run a step; return the time until its results are there, and the prompt tokens that it computed."""
+    begin = time.perf_counter()
+    report = engine.step()
+    return time.perf_counter() - begin, report.step.prefill_tokens
 
 
 def curve(bench: Bench, size: ModelSize) -> Iterator[Row]:
@@ -376,6 +433,7 @@ SECTIONS: dict[str, Section] = {
     "small-decode": lambda b: decode(b, b.sizes.small, 1, b.sizes.decode_context),
     "requests": lambda b: requests(b, b.sizes.small),
     "tail": _large(tail),
+    "long-prompts": long_prompts,
     "curve": _large(curve),
     "attention": _large(attention),
     "mixture": mixture,

@@ -119,6 +119,9 @@ class Sizes:
         batch, batch_context: number and context of decodes that are timed together.
         requests, shortest, longest: a load of so many requests, with prompts and generations of these lengths.
         clients, tail_requests, prompt, generation: a closed loop of so many clients with these mean lengths.
+        longest_model: the large model for long prompts.
+        streams, long_prompts, long_prompt: so many decodes beside so many prompts of so many tokens.
+        watched_steps: steps that are timed before and after those prompts.
         token_counts: tokens of the steps that are timed.
         groups: numbers of sequences that share those tokens.
         group_context: context of each of them.
@@ -143,6 +146,11 @@ class Sizes:
     tail_requests: int
     prompt: int
     generation: int
+    longest_model: ModelSize
+    streams: int
+    long_prompts: int
+    long_prompt: int
+    watched_steps: int
     token_counts: tuple[int, ...]
     groups: tuple[int, ...]
     group_context: int
@@ -169,6 +177,11 @@ FULL = Sizes(
     tail_requests=128,
     prompt=2600,
     generation=128,
+    longest_model=ModelSize("8B", _LLAMA_8B, 69632, 163840),
+    streams=8,
+    long_prompts=2,
+    long_prompt=65536,
+    watched_steps=200,
     token_counts=(16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
     groups=(1, 8, 64),
     group_context=512,
@@ -194,6 +207,11 @@ TINY = Sizes(
     tail_requests=4,
     prompt=24,
     generation=4,
+    longest_model=ModelSize("tiny Llama", {"model_type": "llama", **_TINY}, 512, 2048),
+    streams=2,
+    long_prompts=2,
+    long_prompt=300,
+    watched_steps=5,
     token_counts=(4, 16),
     groups=(1, 4, 8),
     group_context=8,

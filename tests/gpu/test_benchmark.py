@@ -56,6 +56,9 @@ def test_every_section_measures_what_the_table_promises(whole: tuple[str, dict[s
         "tiny Qwen3, 1 decode at 24 tokens: step of the engine",
         "tiny Qwen3, 5 requests, 4 to 12 tokens in and out: output",
         "tiny Llama, p24/g4, 2 clients: p99 inter-token latency",
+        "tiny Llama, 2 decodes, 2 prompts of 300 tokens, with the default target: median inter-token latency during",
+        "tiny Llama, 2 decodes, 2 prompts of 300 tokens, with a budget of 128 and no target: "
+        "median inter-token latency after",
         "tiny Llama, step of 16 tokens in 8 sequences",
         "tiny mixture, 1 decode at 24 tokens: step of the engine",
         "tiny mixture, 3 decodes at 20 tokens: step of the engine",

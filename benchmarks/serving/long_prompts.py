@@ -1,0 +1,177 @@
+"""What long prompts do to running streams: `python -m benchmarks.serving.long_prompts CONTENDERS.toml [--rounds 3]`.
+
+Eight clients stream, then two long prompts arrive at once. The table has the streams' inter-token latencies before the
+long prompts arrive, until both have their first token, and after that, and the times to these first tokens.
+
+Contenders are those of `compare.py`; instead of `run` they have the key `url`, the address of their server, and
+optionally `model`. Elapsed times, so nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.serving.compare import REST_SECONDS, server
+from fastgen.api_client.http import RemoteServer
+from fastgen.bench.results import percentile
+from fastgen.bench.workload import Workload
+
+COMPLETIONS: Final = "/v1/completions"
+FIGURES: Final = (
+    *("before p50 ms", "before p99 ms", "during p50 ms", "during p99 ms", "during max ms", "after p99 ms"),
+    *("during tok/s each", "first long prompt s", "last long prompt s"),
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """The streams, and the long prompts that arrive after `seconds`; the streams are watched as long afterwards."""
+
+    streams: int
+    prompts: int
+    words: int
+    seconds: float
+
+    def texts(self, seed: int) -> tuple[list[str], list[str]]:
+        """Return the prompts of the streams, of 16 words, and the long ones. No two have a prefix in common."""
+        short = Workload(self.streams, 1, 16, 1, 0, seed).asks()
+        long = Workload(self.prompts, 1, self.words, 1, 0, seed + 1).asks()
+        draw = random.Random(seed)
+        return tuple([f"{draw.random()} {ask.text}" for ask in asks] for asks in (short, long))  # type: ignore[return-value]
+
+
+class Stream(threading.Thread):
+    """A client that reads a stream of tokens until it is told to stop.
+
+    Attributes:
+        arrivals: the time of each token.
+        failure: what ended the stream too early.
+    """
+
+    def __init__(self, remote: RemoteServer, body: dict[str, Any], stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.arrivals: list[float] = []
+        self.failure: str | None = None
+        self._remote, self._body, self._stop_reading = remote, body, stop
+        self.start()
+
+    def run(self) -> None:
+        """Read until the event is set."""
+        try:
+            for event in self._remote.stream(COMPLETIONS, self._body):
+                if event["choices"]:
+                    self.arrivals.append(time.perf_counter())
+                if self._stop_reading.is_set():
+                    return
+            self.failure = "the stream ended before the measurement: the longest request of the server is too short"
+        except Exception as error:  # reported by the thread that measures
+            self.failure = str(error)
+
+
+def measure(url: str, model: str | None, load: Load, seed: int) -> dict[str, float]:
+    """Return the figures of one server.
+
+    Raises:
+        RuntimeError: a stream failed or ended too early.
+        RemoteError: a long prompt failed.
+    """
+    remote = RemoteServer(url)
+    name = model if model is not None else remote.model_names()[0]
+    common = {"model": name, "temperature": 0, "ignore_eos": True, "stream": True}
+    short, long = load.texts(seed)
+    stop = threading.Event()
+    streams = [Stream(remote, {**common, "prompt": text, "max_tokens": 2048}, stop) for text in short]
+
+    def wait(condition: Any) -> None:
+        while not condition():
+            if failed := next((each.failure for each in streams if each.failure), None):
+                raise RuntimeError(f"{url}: {failed}")
+            time.sleep(0.01)
+
+    def first_token(text: str) -> float:
+        sent = time.perf_counter()
+        events = remote.stream(COMPLETIONS, {**common, "prompt": text, "max_tokens": 2})
+        next(event for event in events if event["choices"])
+        return time.perf_counter() - sent
+
+    try:
+        wait(lambda: all(len(each.arrivals) > 8 for each in streams))
+        begin = time.perf_counter()
+        wait(lambda: time.perf_counter() > begin + load.seconds)
+        with ThreadPoolExecutor(load.prompts) as pool:
+            arrived = time.perf_counter()
+            firsts = [pool.submit(first_token, text) for text in long]
+            wait(lambda: all(each.done() for each in firsts))
+            computed = time.perf_counter()
+            first_tokens = sorted(each.result() for each in firsts)
+        wait(lambda: time.perf_counter() > computed + load.seconds)
+    finally:
+        stop.set()
+    gaps = [(later, later - earlier) for each in streams for earlier, later in pairwise(each.arrivals)]
+    before = _sorted_ms(gaps, begin, arrived)
+    during = _sorted_ms(gaps, arrived, computed)
+    after = _sorted_ms(gaps, computed, computed + load.seconds)
+    values = (
+        *(percentile(before, 0.5), percentile(before, 0.99)),
+        *(percentile(during, 0.5), percentile(during, 0.99), during[-1], percentile(after, 0.99)),
+        *(len(during) / load.streams / (computed - arrived), first_tokens[0], first_tokens[-1]),
+    )
+    return dict(zip(FIGURES, values, strict=True))
+
+
+def _sorted_ms(gaps: Sequence[tuple[float, float]], begin: float, end: float) -> list[float]:
+    """Return the gaps that end in an interval, in milliseconds, ascending."""
+    return sorted(gap * 1000 for at, gap in gaps if begin < at <= end)
+
+
+def table(rounds: Sequence[dict[str, dict[str, float]]]) -> str:
+    """Return each contender's medians over the rounds as a Markdown table."""
+    lines = ["| | " + " | ".join(FIGURES) + " |", "|---" + "|---:" * len(FIGURES) + "|"]
+    for name in rounds[0]:
+        medians = [statistics.median(found[name][figure] for found in rounds) for figure in FIGURES]
+        lines.append(f"| {name} | " + " | ".join(f"{value:.4g}" for value in medians) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the contenders in turn, in alternating order, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contenders", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=8, help="running streams (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=2, help="long prompts (default: %(default)s)")
+    parser.add_argument("--words", type=int, default=6000, help="words of a long prompt (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds before and after (default: %(default)s)")
+    given = parser.parse_args()
+    load = Load(given.streams, given.prompts, given.words, given.seconds)
+    contenders = tomllib.loads(given.contenders.read_text())
+    rounds = []
+    for number in range(given.rounds):
+        found = {}
+        for name in list(contenders)[:: -1 if number % 2 else 1]:
+            contender = contenders[name]
+            time.sleep(REST_SECONDS)
+            with server(contender):
+                # The first steps of a process are slow.
+                measure(contender["url"], contender.get("model"), Load(2, 1, 256, 1), -1 - number)
+                found[name] = measure(contender["url"], contender.get("model"), load, number)
+            print(f"round {number + 1}: {name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+        rounds.append({name: found[name] for name in contenders})
+    print(table(rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,6 +29,8 @@ import torch  # noqa: E402  (the engine is imported with stand-ins for missing p
 
 from benchmarks.gpu.counts import step_work  # noqa: E402
 from benchmarks.gpu.launches import SAMPLING, Launches, count_launches  # noqa: E402
+from benchmarks.gpu.prediction import GPUS, predicted_seconds  # noqa: E402
+from benchmarks.gpu.prediction import table as prediction_table  # noqa: E402
 from benchmarks.gpu.results import HEADER, RULE, Peaks, Row  # noqa: E402
 from benchmarks.gpu.sections import SECTIONS, Bench  # noqa: E402
 from benchmarks.gpu.sizes import FULL, TINY, Sizes  # noqa: E402
@@ -49,7 +51,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110.0, help="most time for one section (default: 110)")
     parser.add_argument("--only", help=f"sections to run, with commas between them, of {', '.join(SECTIONS)}")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for gpu.json (default: the current one)")
-    parser.add_argument("--count-only", action="store_true", help="print bytes, operations and launches; needs no GPU")
+    parser.add_argument(
+        "--count-only", action="store_true", help="print bytes, operations, launches and predictions; needs no GPU"
+    )
     parser.add_argument(
         "--cuda-graphs",
         choices=["auto", "off"],
@@ -59,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     sizes = TINY if given.tiny else FULL
     if given.count_only:
-        print("\n".join([*_count_table(sizes), "", *_launch_table(_launches())]))
+        print("\n".join([*_count_table(sizes), "", *prediction_table(sizes), "", *_launch_table(_launches())]))
         return
     only = set(given.only.split(",")) if given.only else set(SECTIONS)
     if unknown := only - SECTIONS.keys():
@@ -195,7 +199,7 @@ def _launch_table(launches: dict[str, Launches]) -> list[str]:
 
 
 def _count_table(sizes: Sizes) -> list[str]:
-    """Return the counts of the steps that are measured, and their floors."""
+    """Return the counts of the steps that are measured, their floors and their predicted times."""
     one, many = [(1, sizes.decode_context)], [(1, sizes.batch_context)] * sizes.batch
     largest = max(sizes.token_counts)
     steps = [
@@ -207,13 +211,15 @@ def _count_table(sizes: Sizes) -> list[str]:
         (sizes.mixture, f"1 decode at {sizes.decode_context} tokens", one),
         (sizes.mixture, f"{sizes.batch} decodes at {sizes.batch_context} tokens", many),
     ]
-    heads = ["weights MB", "KV read MB", "other MB", "total MB", "GFLOP", *(f"floor {g}, ms" for g in _DATA_SHEETS)]
+    heads = ["weights MB", "KV read MB", "other MB", "total MB", "GFLOP"]
+    heads += [*(f"floor {gpu}, ms" for gpu in _DATA_SHEETS), *(f"predicted {gpu}, ms" for gpu in GPUS)]
     lines = [f"| step, bfloat16 | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     for model, name, shape in steps:
         work = step_work(model.architecture, shape)
         amounts = [n / 1e6 for n in (work.weights, work.cache, work.activations, work.num_bytes)]
         floors = [work.floor_seconds(*peaks) * 1e3 for peaks in _DATA_SHEETS.values()]
         cells = [*(f"{n:,.1f}" for n in amounts), f"{work.operations / 1e9:,.1f}", *(f"{n:.3f}" for n in floors)]
+        cells += [f"{predicted_seconds(gpu, model.architecture, shape) * 1e3:.2f}" for gpu in GPUS.values()]
         lines.append(f"| {model.label}, {name} | {' | '.join(cells)} |")
     return lines
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from benchmarks.gpu import sections
 from benchmarks.gpu.counts import step_work
+from benchmarks.gpu.prediction import GPUS, predicted_seconds
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sections import SECTIONS, Bench
 from benchmarks.gpu.sizes import FULL, TINY
@@ -114,12 +115,37 @@ def test_a_section_that_fails_or_takes_too_long_is_one_row(monkeypatch: pytest.M
 def test_counting_needs_no_device() -> None:
     names = [line.split(" | ")[0] for line in program._count_table(FULL)]
     assert names[2:4] == ["| 8B, 1 decode at 512 tokens", "| 8B, prefill of 2048 tokens"]
-    assert program._launch_table(program._launches())[2:] == [
+    page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text().splitlines()
+    launches = program._launch_table(program._launches())
+    assert set(program._count_table(FULL)) | set(program.prediction_table(FULL)) | set(launches) <= set(page)
+    assert launches[2:] == [
         "| greedy | 9 | 11 | 8 | 0 |",
         "| filters and a penalty | 9 | 11 | 8 | 0 |",
         "| mixture of experts, greedy | 13 | 11 | 8 | 0 |",
         "| mixture of experts, filters and a penalty | 13 | 11 | 8 | 0 |",
     ]
+
+
+def test_the_prediction_is_that_of_its_parts() -> None:
+    """Step times that a review predicted from the same reasoning, in milliseconds on an H100 and an H200."""
+    large, small, mixture = (each.architecture for each in (FULL.large, FULL.small, FULL.mixture))
+    for architecture, shape, expected in (
+        (large, [(1, 512)], (6.4, 4.8)),
+        (large, [(1, 1024)] * 64, (9.8, 7.1)),
+        (large, [(1, 131072)], (13.2, 9.5)),
+        (small, [(1, 512)], (1.1, 1.0)),
+        (small, [(1, 1024)] * 256, (13.2, 9.4)),
+        (mixture, [(1, 1024)] * 64, (10.3, 7.5)),
+        (large, [(2048, 2048)], (51, 51)),
+        (large, [(8192, 8192)], (240, 240)),
+    ):
+        found = [predicted_seconds(gpu, architecture, shape) * 1e3 for gpu in GPUS.values()]
+        assert found == pytest.approx(expected, rel=0.04)
+        floor = step_work(architecture, shape).floor_seconds(GPUS["H100 SXM"].peak, 989e12) * 1e3
+        assert found[0] > floor
+    # A chunk's attention costs its context.
+    near, far = (predicted_seconds(GPUS["H200 SXM"], large, [(2048, length)]) for length in (4096, 65536))
+    assert far > 4 * near
 
 
 class Repeated:

@@ -1,0 +1,152 @@
+"""Predicted time of a step, so that the first measurement on a GPU confirms or refutes something.
+
+A product takes the time of its weights' bytes at a share of the achieved bandwidth that grows with its size, or that of
+its operations, whichever is longer, and a launch. Attention takes the time of its keys and values, or of its
+operations. The smaller kernels take at least a launch each. The shares are judgement, from published measurements of
+such kernels; nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.gpu.counts import attention_work
+from benchmarks.gpu.sizes import ModelSize, Sizes
+from fastgen.model.config.architecture import Experts, ModelArchitecture
+
+_SIZE = 2  # bytes of bfloat16
+# Share of the achieved bandwidth by the most MB of weights of a product. It is lower for experts.
+_SHARES: Final = ((40, 0.70), (60, 0.78), (150, 0.86), (float("inf"), 0.92))
+_GATE_UP_SHARE, _DOWN_SHARE = 0.78, 0.68
+_ATTENTION_SHARE = 0.75
+_PRODUCT_LAUNCH, _KERNEL_LAUNCH, _GAP = 0.8e-6, 2.3e-6, 2e-6
+_SMALL_KERNELS, _MIXTURE_KERNELS = 5, 8
+_LEAST_ATTENTION, _MERGE = 3e-6, 1.5e-6
+_SAMPLER, _SAMPLER_BYTES = 60e-6, 14
+# Operations per second: of products, of experts, and of attention by the most keys of a sequence.
+_PRODUCTS, _EXPERTS = 680e12, 350e12
+_ATTENTION: Final = ((4096, 250e12), (16384, 320e12), (float("inf"), 340e12))
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """Bytes per second: by the data sheet, that a streaming kernel achieves, and that small operators achieve."""
+
+    peak: float
+    achieved: float
+    operators: float
+
+
+# By name.
+GPUS: Final = {"H100 SXM": GPU(3.35e12, 3.0e12, 2.8e12), "H200 SXM": GPU(4.8e12, 4.3e12, 4.0e12)}
+
+
+def predicted_seconds(gpu: GPU, architecture: ModelArchitecture, sequences: Sequence[tuple[int, int]]) -> float:
+    """Return the time of a step in bfloat16, replayed from a CUDA graph.
+
+    Args:
+        gpu: the rates.
+        architecture: of the model.
+        sequences: tokens of each sequence in the step, and its length after it.
+    """
+    a = architecture
+    rows, sampled = sum(count for count, _ in sequences), len(sequences)
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    # Elements that the smaller kernels read and write for each row of a layer.
+    norms, rotary, gate = 8 * a.hidden_size, 2 * queries + 4 * keys, 3 * a.mlp_size
+    seconds = 0.0
+    for layer in a.layers:
+        seconds += _product(gpu, rows, a.hidden_size, queries + 2 * keys) + _product(gpu, rows, queries, a.hidden_size)
+        seconds += predicted_attention_seconds(gpu, a, sequences)
+        kernels, gated = (_SMALL_KERNELS, gate) if layer.experts is None else (_MIXTURE_KERNELS, 0)
+        moved = rows * (norms + rotary + gated) * _SIZE / gpu.operators
+        seconds += max(kernels * _KERNEL_LAUNCH, moved)
+        if layer.experts is None:
+            seconds += _product(gpu, rows, a.hidden_size, 2 * a.mlp_size) + _product(
+                gpu, rows, a.mlp_size, a.hidden_size
+            )
+        else:
+            seconds += _mixture(gpu, rows, a.hidden_size, layer.experts)
+    head = _product(gpu, sampled, a.hidden_size, a.vocab_size)
+    return seconds + head + _SAMPLER + _SAMPLER_BYTES * a.vocab_size * sampled / gpu.achieved
+
+
+def predicted_attention_seconds(
+    gpu: GPU, architecture: ModelArchitecture, sequences: Sequence[tuple[int, int]]
+) -> float:
+    """Return the time of one layer's attention; arguments as in `predicted_seconds`."""
+    work = attention_work(architecture, sequences)
+    longest = max(length for _, length in sequences)
+    rate = next(rate for most, rate in _ATTENTION if longest <= most)
+    bound = max(work.cache / (_ATTENTION_SHARE * gpu.peak), _LEAST_ATTENTION)
+    if any(count > 1 for count, _ in sequences):
+        bound = max(bound, work.operations / rate)
+    return bound + _MERGE
+
+
+def _product(gpu: GPU, rows: int, inputs: int, outputs: int) -> float:
+    num_bytes = inputs * outputs * _SIZE
+    share = next(share for most, share in _SHARES if num_bytes < most * 1e6)
+    return max(num_bytes / (share * gpu.achieved), 2 * rows * inputs * outputs / _PRODUCTS) + _PRODUCT_LAUNCH
+
+
+def _mixture(gpu: GPU, rows: int, hidden: int, experts: Experts) -> float:
+    """Return the time of routing and experts: those that have a token are read, on average."""
+    width = experts.intermediate_size
+    busy = experts.count * (1 - (1 - experts.top_k / experts.count) ** rows)
+    one = hidden * width * _SIZE
+    read = busy * one * (2 / _GATE_UP_SHARE + 1 / _DOWN_SHARE) / gpu.achieved
+    computed = 6 * rows * experts.top_k * hidden * width / _EXPERTS
+    return _product(gpu, rows, hidden, experts.count) + max(read, computed) + 2 * _PRODUCT_LAUNCH + 2 * _GAP
+
+
+def table(sizes: Sizes) -> list[str]:
+    """Return the predictions of what is measured besides single steps and attention, as a Markdown table."""
+    return [
+        f"| quantity, bfloat16 | {' | '.join(GPUS)} |",
+        "|---" + "|---:" * len(GPUS) + "|",
+        *(f"| {name} | {' | '.join(cells)} |" for name, cells in _rows(sizes)),
+    ]
+
+
+def _rows(sizes: Sizes) -> Iterator[tuple[str, list[str]]]:
+    s, large = sizes, sizes.large
+    for tokens in s.token_counts:
+        shapes = [
+            [(tokens // group, s.group_context + tokens // group)] * group for group in s.groups if group <= tokens
+        ]
+        groups = ", ".join(str(len(shape)) for shape in shapes)
+        name = f"{large.label}, step of {tokens} tokens in {groups} sequences: tokens/s"
+        times = [[predicted_seconds(gpu, large.architecture, shape) for shape in shapes] for gpu in GPUS.values()]
+        yield name, [", ".join(f"{tokens / seconds:,.0f}" for seconds in each) for each in times]
+    for label, shape in (
+        (f"{s.batch} decodes at {s.batch_context} tokens", [(1, s.batch_context)] * s.batch),
+        (f"decode at {s.long_context} tokens", [(1, s.long_context)]),
+        (f"prefill of {s.prefill} tokens", [(s.prefill, s.prefill)]),
+    ):
+        seconds = [predicted_attention_seconds(gpu, large.architecture, shape) for gpu in GPUS.values()]
+        yield f"{large.label}, attention of one layer, {label}: ms", [f"{each * 1e3:.3f}" for each in seconds]
+    name = f"{s.small.label}, {s.requests} requests, {s.shortest} to {s.longest} tokens in and out: output tok/s"
+    yield name, [f"{_requests_rate(gpu, s.small, s):,.0f}" for gpu in GPUS.values()]
+    decodes = [(1, s.decode_context)] * s.streams
+    chunk = (s.token_counts[-3] - s.streams, s.long_prompt)
+    for label, shape in (
+        (f"{s.streams} decodes", decodes),
+        (f"{s.streams} decodes beside the last {chunk[0]} of {chunk[1]} prompt tokens", [*decodes, chunk]),
+    ):
+        seconds = [predicted_seconds(gpu, s.longest_model.architecture, shape) for gpu in GPUS.values()]
+        yield f"{s.longest_model.label}, {label}: ms", [f"{each * 1e3:.2f}" for each in seconds]
+
+
+def _requests_rate(gpu: GPU, size: ModelSize, sizes: Sizes) -> float:
+    """Return the generated tokens per second of requests that arrive at once: their prompts first, then all decode."""
+    draw, a = random.Random(0), size.architecture
+    lengths = [[draw.randint(sizes.shortest, sizes.longest) for _ in range(2)] for _ in range(sizes.requests)]
+    seconds = sum(predicted_seconds(gpu, a, [(prompt, prompt)] * 8) / 8 for prompt, _ in lengths)
+    for step in range(sizes.longest):
+        if running := [(1, prompt + step) for prompt, generation in lengths if generation > step]:
+            seconds += predicted_seconds(gpu, a, running)
+    return sum(generation for _, generation in lengths) / seconds

@@ -306,6 +306,8 @@ def by_name(pods: Iterable[Pod]) -> tuple[Pod, ...]:
 def queue_message(workload: Stored) -> str:
     """Say that a pod or Job waits for Kueue."""
     queue = workload.labels.get(QUEUE_LABEL)
+    if queue is None:
+        return f"Kueue holds it, but it names no queue: set the label {QUEUE_LABEL}, or ask who added the gate"
     return f"Kueue has not admitted it to the queue {queue}: see kubectl describe workloads"
 
 

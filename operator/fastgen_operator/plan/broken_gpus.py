@@ -94,9 +94,10 @@ def _is_new(pod: Pod, last: Object) -> bool:
 def _broken_pods(situation: Situation) -> list[tuple[Pod, Failure]]:
     """Return the pods whose engine ended because its GPU failed or it hung, and has not started again.
 
-    Each has its failure. Empty if spec.resources.gpu.count is 0.
+    Each has its failure. Empty on CPUs.
     """
-    if situation.spec.resources.gpu.count == 0:
+    # A pod may claim its GPU by `resourceClaims`, with a count of 0.
+    if situation.spec.engine.device == "cpu":
         return []
     # An engine that has started again may drain or be overloaded: it is not ready for another reason.
     stopped = (pod for pod in situation.observed.current_pods if not pod.is_ready and not pod.has_started)

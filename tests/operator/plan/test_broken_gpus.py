@@ -73,6 +73,11 @@ def test_a_pod_whose_gpu_failed_is_deleted_after_the_status_names_it(code: int) 
     assert "the GPU failed: Xid 79" in last_of(found)["message"]
 
 
+def test_a_gpu_that_the_pod_claims_is_one() -> None:
+    claims = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}}
+    assert deleted(reconciled(seen(broken(), resources={"gpu": {"count": 0}}, podTemplate=claims))) == ["chat-new-x"]
+
+
 @pytest.mark.parametrize(
     ("found", "spec"),
     [

@@ -51,11 +51,12 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def gated(*gates: str) -> Object:
-    """Return a pod behind these scheduling gates, in the queue `gpus`."""
+def gated(*gates: str, queue: str | None = "gpus") -> Object:
+    """Return a pod behind these scheduling gates, in a queue of Kueue."""
     found = pod(scheduled="Scheduling is blocked due to non-empty scheduling gates")
     found["spec"]["schedulingGates"] = [{"name": name} for name in gates]
-    found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    if queue:
+        found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
     found["status"]["conditions"][-1]["reason"] = "SchedulingGated"
     return found
 
@@ -117,6 +118,14 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
         "SchedulingGated",
         "1 of 3 pods held back; pod chat-new-x: held by the scheduling gate kueue.x-k8s.io/admission: Kueue has not "
         "admitted it to the queue gpus",
+    ),
+    (
+        "a pod that Kueue holds back without a queue",
+        observed(gated("kueue.x-k8s.io/admission", queue=None)),
+        PODS_SCHEDULED,
+        "False",
+        "SchedulingGated",
+        "it names no queue: set the label kueue.x-k8s.io/queue-name",
     ),
     (
         "a pod behind other gates",

@@ -1,7 +1,7 @@
 """All settings of the engine and the server: type, default, bounds, unit and help.
 
 The command line, the CRD's defaults and the reference page are generated from `ENGINE_SETTINGS` and `SERVER_SETTINGS`.
-This module imports nothing else of the engine, so the operator can import it without torch.
+Of the engine, this module imports only `fastgen.settings`, so the operator can import it without torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TOOL_FORMATS = {
 }
 # By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
 DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
-# Largest step that `--token-budget auto` measures, in tokens.
+# Tokens of the largest step that `--token-budget auto` measures, unless `--max-sequences` is larger.
 _MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}
 
 

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 Kind = Literal["int", "ints", "bytes", "choice", "switch", "text"]
 
-_PART = 800  # characters at both ends of an error message that are always shown
+_PART = 800  # characters at each end of an error message that are always shown
 
 
 class ConfigError(ValueError):
     """An invalid setting or model. The message is one line that names the setting or file and the remedy.
 
-    Commands print it and exit with code 2. What a message quotes from a file may have control characters and any
-    length: they are escaped, and the middle of a long message is left out.
+    Commands print it and exit with code 2. A message may quote a file, so characters that are not printable are
+    escaped, and the middle of a message of more than 1600 characters is left out.
     """
 
     def __init__(self, message: str) -> None:
@@ -55,7 +55,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if `value` is not allowed."""
+        """Raise ConfigError if `value` is not allowed. Switches and texts are not checked."""
         if (value is None and self.default is None) or value in self.words:
             return
         if self.kind == "choice" and value not in self.choices:

@@ -60,7 +60,7 @@ class RemoteServer:
         """Return the JSON object of the response.
 
         Raises:
-            RemoteError: the server cannot be reached or returns an error.
+            RemoteError: the server cannot be reached, or returns an error or something that is not JSON.
         """
         with self._answer("POST", path, body) as answer:
             value: dict[str, Any] = json.loads(answer.read())
@@ -100,7 +100,8 @@ class RemoteServer:
         """Return the names under which the server serves its model.
 
         Raises:
-            RemoteError: the server cannot be reached or returns an error, for example while it loads its model.
+            RemoteError: the server cannot be reached, or returns an error, for example while it loads its model, or
+                something that is not a list of models.
         """
         try:
             return [model["id"] for model in json.loads(self.get("/v1/models"))["data"]]

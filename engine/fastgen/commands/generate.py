@@ -136,5 +136,5 @@ def _prompt_of(line: str, place: str) -> str:
         raise ConfigError(f"{place}: not valid JSON ({error})") from None
     prompt = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(prompt, str):
-        raise ConfigError(f'{place}: write a text, or an object like {{"prompt": "..."}}')
+        raise ConfigError(f'{place}: write a JSON string, or an object like {{"prompt": "..."}}')
     return prompt

@@ -45,7 +45,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Report errors in one line, without the usage."""
+    """Reports errors in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(_MISUSE, f"fastgen: error: {message}\n")

@@ -22,7 +22,8 @@ def add(commands: Subcommands) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="names of the model in requests; the first is also its name in metrics (default: the file name)",
+        help="names of the model in requests; the first is also its name in metrics (default: owner/name on a hub, "
+        "otherwise the name of the file or folder)",
     )
     add_settings(serve, [*SERVER_SETTINGS, *ENGINE_SETTINGS])
 

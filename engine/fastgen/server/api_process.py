@@ -43,14 +43,14 @@ _IDLE_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an API process is within its server.
+    """Role of an API process in its server.
 
     Attributes:
         process: its number. Number 0 started the engine and the other processes, and ends if one of them does.
         engine: the engine process.
-        counts: what the processes count together.
+        counts: counts that all API processes share.
         folder: directory of the server's sockets.
-        others: the other processes; None in each of them.
+        others: the other API processes, in number 0; None in all others.
     """
 
     process: int
@@ -71,7 +71,7 @@ class APIProcess:
         listener: the listening socket.
         keys: valid API keys.
         tracer: None if tracing is off.
-        role: which of the server's processes it is, and its engine, which waits for its configuration.
+        role: its number among the server's processes, and the engine process, which waits for its configuration.
         started: start time of the server, in seconds of the monotonic clock.
     """
 
@@ -218,8 +218,9 @@ class APIProcess:
     async def _drain(self, engine: EngineClient, dead: asyncio.Task[None], supervising: asyncio.Task[None]) -> None:
         """Let open requests finish within the drain time, then abort the rest.
 
-        Aborted requests keep their output so far. Connections made before the drain end with their next response, and
-        idle ones after `_IDLE_SECONDS`. The first API process also waits for the others.
+        A second signal aborts them at once. Aborted requests keep their output so far. Connections made before the
+        drain end with their next response, and idle ones after `_IDLE_SECONDS`. The first API process also waits for
+        the others.
 
         Raises:
             EngineDeadError: if the engine dies or hangs.

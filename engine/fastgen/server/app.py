@@ -38,7 +38,7 @@ from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
 
-# Codes of errors that are no rejections: the requests were admitted, or uvicorn logs the traceback.
+# Codes of errors that do not count as rejections: the request was admitted, or uvicorn logs the traceback.
 _NOT_REJECTED = frozenset(
     {"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory", "grammar_too_complex"}
 )
@@ -55,12 +55,12 @@ def create_app(
     """Return the application.
 
     Args:
-        service: what the endpoints share.
+        service: state shared by the endpoints.
         config: the server's settings.
         keys: valid API keys.
         tracer: None if tracing is off.
-        steps: None if there is no page.
-        exchange: metrics of the other API processes, if there are any.
+        steps: step reports for the page at /ui; None if there is no page.
+        exchange: reads the metrics of the other API processes; None if /metrics has those of this process only.
     """
     endpoints = _endpoints(service)
     endpoints.state.exchange = exchange

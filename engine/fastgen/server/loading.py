@@ -24,7 +24,7 @@ from fastgen.text.tools.registry import choose_format
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a server reads of its model before it starts anything.
+    """What a server reads from its model's files before it loads the model.
 
     Attributes:
         source: the files.
@@ -65,7 +65,7 @@ async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asy
     Args:
         files: the model's files.
         config: the server's settings.
-        engine: the start of the engine. If the load fails or is cancelled, the engine is stopped.
+        engine: task that starts the engine. If the load fails or is cancelled, the engine is stopped.
 
     Raises:
         ConfigError: if a setting or the model is not supported, or its tokenizer is damaged.

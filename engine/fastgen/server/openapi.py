@@ -34,9 +34,9 @@ _RESPONSES: dict[str, type] = {
 }
 _STREAMED = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _ERRORS = {
-    "400": "A field has an invalid value; `param` names it.",
+    "400": "The body is not valid JSON, or a field has an invalid value, which `param` names.",
     "401": "The API key is missing or invalid.",
-    "403": "The Host header names another host.",
+    "403": "The Host header has a name that is not allowed.",
     "404": "The model is not served here, or the server has another task.",
     "408": "The request was not received in time, or its `timeout` passed before the first token.",
     "413": "The body is too large.",

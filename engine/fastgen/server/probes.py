@@ -70,7 +70,9 @@ async def metrics(request: Request) -> Response:
     try:
         others = [] if exchange is None else await exchange.others()
     except OSError as error:
-        raise APIError(503, f"the metrics of an API process are missing: {error}", code="metrics_missing") from None
+        raise APIError(
+            503, f"the metrics of an API process are missing ({error}); try again", code="metrics_missing"
+        ) from None
     body, content_type = service.metrics.expose(accept, service.lifecycle.num_open, names, others)
     return Response(body, headers={"Content-Type": content_type})
 

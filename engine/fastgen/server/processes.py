@@ -1,8 +1,8 @@
 """The API processes of a server beside the first one.
 
-The first one starts them, passes signals on and waits for them. They are forks from before the first event loop, so
-they share the memory of what has been imported. If one dies, the whole server drains and exits, and the container is
-started again: a defect shows, and counters restart together.
+The first one starts them, passes signals on and waits for them. They are forked before an event loop runs, so they
+share the memory of imported modules. If one ends by itself, the whole server drains and exits, and its container
+restarts: the failure is visible, and all counters restart together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class APIProcessError(EngineError):
-    """An API process other than the first has ended, and so the server does; the message is one line."""
+    """An API process other than the first ended by itself, so the server ends too. The message is one line."""
 
     @classmethod
     def of(cls, process: int, code: int) -> APIProcessError:
@@ -86,4 +86,4 @@ def _fork(number: int, serve: Callable[[int], int]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # what the first process has set up is not this one's to clean up
+        os._exit(code)  # without the cleanup of what the first process has set up

@@ -1,4 +1,4 @@
-"""What the first API process does about the others: if one ends by itself, the server ends."""
+"""How the first API process supervises the others: if one ends by itself, the server ends."""
 
 from __future__ import annotations
 

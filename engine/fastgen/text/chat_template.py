@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """Build from a model's templates by name; None if there are none.
+        """Build from a model's templates by name; None if neither `default` nor `tool_use` is there.
 
         As in transformers, `tool_use` serves requests with tools, and `default` all others. There, a caller names
         `rag`; here it serves requests with documents.
@@ -79,14 +79,14 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         control: ControlTokens | None = None,
     ) -> str:
-        """Return the prompt for `messages` (role, content, ...), ending with the generation prompt.
+        """Return the prompt for `messages` (role, content, ...), by default ending with the generation prompt.
 
         The messages have OpenAI's form; the template gets them in its own, see `message_form`. Content is a string,
         null, or a list of parts with a `text`.
 
-        `tools` are JSON schemas of functions, `documents` texts with titles, and `variables` further variables of the
-        template, for example `enable_thinking`. With `control`, none of them can write control tokens: the prompt
-        contains its marks.
+        `tools` are functions in OpenAI's form, `documents` texts with titles, and `variables` further variables of the
+        template, for example `enable_thinking`. With `control`, none of these and no message can write control tokens:
+        the prompt contains its marks.
 
         Raises:
             ChatTemplateError: if the template rejects the messages or fails.

@@ -55,7 +55,10 @@ class ControlTokens:
         return value
 
     def guarded_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with marks in its text. Its role is the client's choice, not text."""
+        """Return a message with marks in its text, but not in the `kept` marks of an assistant's content.
+
+        The role is the client's choice, not text: it is left as it is, unless it contains a control token.
+        """
         guarded = {name: self.guarded(value) for name, value in message.items() if name != "role"}
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):

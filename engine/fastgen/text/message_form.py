@@ -129,7 +129,7 @@ def _shows(text: str | None) -> bool:
 
 
 def _with_arguments(call: Any, reads_objects: bool) -> Any:
-    """Return a call with its arguments as an object, if they are one, or as JSON text."""
+    """Return a call with its arguments as an object if `reads_objects` and they are JSON, otherwise as text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call

@@ -19,7 +19,7 @@ class RenderedRequest:
         num_choices: choices per prompt.
         num_candidates: generations per prompt; those with the highest mean logprob become the choices.
         prompt_only: return only the prompt and its logprobs, no generated token.
-        echo: the text is read behind that of the prompt: it completes a character that the prompt begins.
+        echo: the text follows that of the prompt, so it may complete a character that the prompt begins.
         stop: stop strings; the first one found in the answer ends the text. One may name special tokens.
         include_stop: keep the stop string, or the text of the stop token, at the end of the text.
         skip_special_tokens: leave special tokens out of the text, except the marks of reasoning and calls.

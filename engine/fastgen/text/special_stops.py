@@ -22,7 +22,7 @@ _REQUESTS_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class SpecialStops:
-    """Stop strings, also as they look where their special tokens are marks.
+    """Stop strings as given, and with a mark in place of each special token that they name.
 
     Attributes:
         stops: what to search for: the stop strings as given, then those with marks.

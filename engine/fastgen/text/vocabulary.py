@@ -49,7 +49,7 @@ class Vocabulary:
     Attributes:
         spelling: how tokens spell bytes.
         drops_first_space: whether decoding drops a leading space, which encoding has added.
-        special_tokens: ids of special tokens, which are not text.
+        special_tokens: ids of the special tokens by their spelling.
         special_ids: the same ids as a set.
 
     Raises:

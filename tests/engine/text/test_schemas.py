@@ -378,7 +378,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nesting": (json.loads('{"items":' * 60 + "{}" + "}" * 60), "nested more than"),
     "empty enum": ({"enum": []}, "enum: .* not empty"),
     "wrong type of a keyword": ({"properties": []}, "properties: must be an object"),
-    "negative length": ({"type": "string", "minLength": -1}, "minLength: must be an integer from 0"),
+    "negative length": ({"type": "string", "minLength": -1}, "minLength: must be an integer, at least 0"),
     "array of arguments": ({"type": ["array", "null"]}, 'type: must be "object"'),
 }
 

@@ -26,7 +26,7 @@ class BodyBudget:
         max_bytes: of all bodies together. Small ones count, too, but are not rejected.
 
     Attributes:
-        num_bytes: what all bodies hold now.
+        num_bytes: bytes of all bodies now.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,7 +61,7 @@ class HeldBody:
     """The bytes that the server holds of one request's body.
 
     Attributes:
-        num_bytes: counted by the budget.
+        num_bytes: bytes that have arrived; 0 once the body is rejected or its response has ended.
         is_complete: whether the whole body has arrived.
     """
 
@@ -73,7 +73,7 @@ class HeldBody:
         self._rejected = asyncio.Event()
 
     def reject(self) -> None:
-        """Make `check` raise APIError, and with it a `next_message` that waits."""
+        """Make `check` raise APIError, and also a `next_message` that is waiting."""
         self._rejected.set()
 
     def check(self) -> None:

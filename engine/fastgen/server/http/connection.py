@@ -1,9 +1,8 @@
 """An HTTP connection on top of uvicorn's.
 
 It limits what a client can make the server keep before a request is served: the size of its head, the time that it
-takes to arrive, the requests that wait for the response before theirs, and the number of connections. It closes
-connections during a drain, and lets a response write its body to the transport directly. It ignores requests to
-upgrade to another protocol.
+takes to arrive, the number of pipelined requests, and the number of connections. It closes connections during a drain,
+and lets a response write its body to the transport directly. It ignores requests to upgrade to another protocol.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class BodyWriter:
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
 
     def on_writable(self, callback: Callable[[], object] | None) -> None:
-        """Call `callback` whenever a client that did not read reads again."""
+        """Call `callback` whenever a client that did not read reads again; None stops that."""
         self._connection.writable_callback = callback
 
     async def drain(self) -> None:
@@ -104,7 +103,7 @@ class _Parser(HttpRequestParser):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._connection = connection
-        # Responses are sent before the connection is closed, also if the client has announced that it will close it.
+        # Data after a request with `Connection: close` is no error: that would be sent instead of the response.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn gives it nothing else
@@ -123,6 +122,7 @@ class Connection(HttpToolsProtocol):
     Attributes:
         read_seconds: how long a request may take to arrive, and a client may read nothing of a response.
         waiting: connections of the server without a request in progress, the one that has waited longest first.
+        writable_callback: see `BodyWriter.on_writable`; None for no callback.
     """
 
     read_seconds = 60.0
@@ -326,7 +326,7 @@ def is_kept(scope: Scope) -> bool:
 
 
 def connection_class(read_seconds: float) -> type[Connection]:
-    """Return the connections of one server: a subclass of `Connection` with its `read_seconds`."""
+    """Return the class of one server's connections: a subclass of `Connection` with these `read_seconds`."""
     return type("Connection", (Connection,), {"read_seconds": read_seconds, "waiting": {}})
 
 

@@ -46,7 +46,8 @@ class HostCheck:
             if is_checked and not (_is_local(host) or host == self._own_name or self._allows(host)):
                 error = APIError(
                     403,
-                    f"Host {given[:100]!r} is not allowed; add it to --allowed-hosts, or configure an API key",
+                    f"Host {given[:100]!r} is not allowed; list it in --allowed-hosts or, if that is auto, "
+                    "configure an API key",
                     code="host_not_allowed",
                 )
                 self._on_rejection(error)

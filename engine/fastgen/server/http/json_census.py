@@ -20,7 +20,7 @@ _LONGEST_NAME = 100
 
 
 class JSONCensus:
-    """Counts of a JSON text that is fed piece by piece, and of any other text without harm.
+    """Counts the values of a JSON text that is fed piece by piece. Text that is not JSON does no harm.
 
     Attributes:
         num_nodes: objects, lists and strings, keys included.
@@ -57,7 +57,7 @@ class JSONCensus:
 
 
 def _ignored(_number: str) -> None:
-    """Replace a number. The decoder, written in C, calls it; other threads can run only in Python code."""
+    """Replace a number. The decoder is written in C: only while it calls Python code can other threads run."""
 
 
 def largest_field(text: bytes | bytearray) -> str | None:

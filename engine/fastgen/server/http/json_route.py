@@ -55,9 +55,9 @@ class JSONRoute(APIRoute):
 
 
 def _check_headers(request: Request) -> None:
-    """Reject a body that is not JSON by its headers.
+    """Reject a body whose headers say that it is compressed or not JSON.
 
-    A page in a browser may send any other type, or none, to another site without asking first.
+    A browser sends text, a form, or a body without a type to another site without a CORS preflight.
     """
     given = Message()
     given["content-type"] = request.headers.get("content-type", "")
@@ -72,7 +72,7 @@ def _check_headers(request: Request) -> None:
 
 
 async def _received(request: Request) -> bytearray:
-    """Return the body of a request; set whether it is large.
+    """Return the body of a request; set `is_large` in its context.
 
     Raises:
         APIError: 400 as soon as it has too many values, naming the field with most of them; 503 if all bodies together

@@ -38,10 +38,10 @@ async def off_loop(work: Callable[..., T], *arguments: object) -> T:
 
 
 def prefer_event_loop() -> None:
-    """Set up the interpreter so that threads, and what they leave behind, hold up the event loop for little time.
+    """Set up the interpreter so that other threads and garbage collections block the event loop only briefly.
 
-    A garbage collection holds the interpreter's lock, for a tenth of a second with a million objects. What exists now
-    stays, so it is left out. Among new objects, cycles are found while they are young; all others are looked at rarely.
+    A garbage collection holds the interpreter's lock, for a tenth of a second with a million objects. Objects that
+    exist now are excluded, because they stay. New ones are collected while they are young, old ones rarely.
     """
     gc.collect()
     gc.freeze()

@@ -59,7 +59,7 @@ class RequestContext:
         model: the model name in the request, once known.
         outcome: set when its generations have ended.
         arrival: when the request had arrived, with its body, in seconds of the monotonic clock.
-        is_large: whether the body is so large that work for it runs in a thread: see `off_loop`.
+        is_large: whether the body or the response is so large that work for it runs in a thread: see `off_loop`.
         on_end: callbacks to run when the response has ended, successfully or not.
     """
 

@@ -123,7 +123,7 @@ class GeneratedEvents(EventStream):
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T | Response:
-    """Return the result of `work`; cancel it if the client disconnects first."""
+    """Return the result of `work`. If the client disconnects first, cancel it and return a response with status 499."""
     working = asyncio.create_task(work)
     disconnect = asyncio.create_task(_disconnected(request.receive))
     try:

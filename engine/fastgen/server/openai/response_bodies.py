@@ -217,7 +217,7 @@ class ChatChunk(ResponseHead, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model name; `root` is the model that was given to the server.
+    """A served model name; `root` is the first served name.
 
     `max_model_len` is vLLM's spelling. `default_sampling_params` apply to requests that do not set them.
     """

@@ -34,7 +34,7 @@ def admit(in_flight: InFlight, request_ids: Sequence[str], max_queued_requests: 
 
 
 def retry_after(max_queued_requests: int, finished_per_second: float) -> int:
-    """Return the seconds until half of a full queue has drained, when there is room and still work."""
+    """Return the seconds until half of a full queue has drained, from 1 to 60; 60 if no request has finished."""
     half = max(1.0, max_queued_requests / 2)
     seconds = half / finished_per_second if finished_per_second > 0 else _MAX_RETRY_SECONDS
     return max(1, min(_MAX_RETRY_SECONDS, math.ceil(seconds)))

@@ -27,7 +27,7 @@ _NORMALIZER_FACTOR = 4
 
 
 class PromptSizeLimit:
-    """Upper bound on the bytes of a prompt: the model's length in tokens, all of the longest kind.
+    """Upper bound on the bytes of a prompt: those of the longest token, times the model's length in tokens.
 
     Encoding ten megabytes would occupy a core for half a minute, so longer text is rejected without encoding it.
     """
@@ -56,8 +56,9 @@ class PromptSizeLimit:
 async def encode(tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
     """Return the token ids of each text.
 
-    Texts that are long together are encoded in threads; a cancellation stops it between two groups. Requests take turns
-    with groups of about `_LONG_CHARACTERS`, and longer texts have a thread of their own.
+    Texts with `_INLINE_CHARACTERS` or more in all are encoded in a thread, in groups of at most `_LONG_CHARACTERS`, so
+    that requests take turns. A longer text is a group of its own, in a second thread. A cancellation takes effect after
+    the current group.
     """
     if sum(map(len, texts)) < _INLINE_CHARACTERS:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]

@@ -1,4 +1,4 @@
-"""Memory that requests hold while they are open: the tokens of their prompts, and log-probabilities.
+"""Memory that requests hold while they are open: prompt tokens and log-probabilities.
 
 Both are bounded for each request, with an error that names the field, and for all requests of a process together.
 """
@@ -37,7 +37,7 @@ def held_bytes(requests: Sequence[Request], num_candidates: int) -> int:
         if request.sampling.logprobs is not None
     )
     for found, most, param, what, remedy in (
-        (prompt_tokens, _MOST_PROMPT_TOKENS, "prompt", "prompt tokens in all choices", "lower n"),
+        (prompt_tokens, _MOST_PROMPT_TOKENS, "prompt", "tokens in the prompts of all generations", "lower n"),
         (prompt_logprobs, MOST_LOGPROBS_HELD, "prompt_logprobs", "log-probabilities of prompts", "lower it"),
         (logprobs, MOST_LOGPROBS_HELD, "logprobs", "log-probabilities", "lower it, n or max_tokens"),
     ):

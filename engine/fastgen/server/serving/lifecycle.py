@@ -55,7 +55,7 @@ class ServedModel:
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt.
 
-        0 or less if the prompt is too long, which `check` rejects.
+        0 or less if the prompt is too long: `Request.check` rejects it then.
         """
         return self.engine.info.max_model_length - prompt_tokens
 
@@ -64,7 +64,7 @@ class Lifecycle:
     """Tracks whether requests are accepted and how many are open.
 
     Args:
-        counts: of this API process; None if it is the only one.
+        counts: the shared counts, as this API process sees them; None if it is the only one.
 
     Attributes:
         num_open: number of open requests of this process.

@@ -1,7 +1,8 @@
 """Metrics of several API processes: a scrape of any one of them shows the whole server.
 
-Each process answers on a Unix socket with its own metrics, and leaves them in a file when it ends in order. The process
-that is scraped asks all others and adds up. Only the first one has the engine's metrics, so that nothing counts twice.
+Each process serves its own metrics on a Unix socket, and writes them to a file when it stops. The process that is
+scraped adds up its own and those of all others. Only the first process has the engine's metrics, so that nothing
+counts twice.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class MetricsExchange:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer the other processes, and leave them this process's metrics at the end."""
+        """Serve this process's metrics to the others, and write them to a file at the end."""
         if self._num_processes == 1:
             yield
             return
@@ -75,7 +76,7 @@ class MetricsExchange:
         """Return the metrics of all other processes.
 
         Raises:
-            OSError: if one does not answer. Without it, counters would seem to fall.
+            OSError: if those of a process cannot be read. Without them, counters would seem to fall.
         """
         numbers = [number for number in range(self._num_processes) if number != self._process]
         answers = await asyncio.gather(*(self._ask(number) for number in numbers))

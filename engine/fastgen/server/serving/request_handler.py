@@ -36,16 +36,16 @@ class RequestHandler:
         response_id: id in the response.
         model: the model to use.
         metrics: the server's metrics.
-        rendered: what was asked for.
-        requests: all generations.
+        rendered: the request that the client made.
+        requests: the engine's requests, one for each generation.
         arrival: when the HTTP request arrived, in seconds of the monotonic clock.
 
     Attributes:
         id: id in the response.
-        created: when the request was made, in Unix seconds.
-        rendered: what was asked for.
+        created: when this handler was created, in Unix seconds.
+        rendered: the request that the client made.
         tokenizer: the model's.
-        outputs: what each generation has generated.
+        outputs: output of each generation so far.
     """
 
     def __init__(
@@ -116,14 +116,15 @@ class RequestHandler:
     async def run(self, on_change: Callable[[], object] | None = None) -> None:
         """Start the generations and wait for their end.
 
-        Cancel those that are unfinished if this is cancelled.
+        Those that are unfinished when this fails or is cancelled are cancelled.
 
         Args:
-            on_change: called when there is something to `take`, unless that was so before.
+            on_change: called when there is something to `take` and there was nothing before.
 
         Raises:
             APIError: if the engine dies or lacks the memory, if a grammar takes too much work or memory, or if the
-                deadline passes before the first token.
+                deadline passes before the first token of any generation.
+            Exception: the error that was given to `fail`.
         """
         self._on_change = on_change
         try:
@@ -176,7 +177,7 @@ class RequestHandler:
         return [result for result in results if result is not None]
 
     def push(self, token_output: TokenOutput) -> None:
-        """Add an output of the engine; tell the response if it waits for that.
+        """Add an output of the engine, and call `on_change` as described at `run`.
 
         A generation that a stop string has ended is cancelled in the engine.
         """
@@ -201,7 +202,7 @@ class RequestHandler:
                 self._on_change()
 
     def fail(self, error: Exception | None = None) -> None:
-        """End the request with `error`; None means that the engine has exited."""
+        """End the request with `error`; None stands for the engine's exit, or an output that could not be handled."""
         self._failure = error or engine_died(self._engine.exit_message)
         self._ended.set()
 
@@ -225,7 +226,7 @@ class RequestHandler:
         self._metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
 
     def _error(self) -> APIError | None:
-        """Return the error of generations that have ended without a result, if that ends the request."""
+        """Return the error that ends the request, if generations have ended without a result that it needs."""
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
             return out_of_memory()
         if any(output.finish_reason is FinishReason.GRAMMAR for output in self.outputs):

@@ -37,8 +37,8 @@ class Service:
 
     Attributes:
         names: model names that requests may use; metrics carry the first one.
-        settings: the limits and permissions of requests, among others.
-        memory: what requests hold while they are open.
+        settings: the server's settings.
+        memory: bounds the memory that open requests hold.
         created: start time in Unix seconds, reported for the model.
     """
 
@@ -151,9 +151,8 @@ class Service:
             )
             param = "prompt" if num_prompts > 1 else "n"
             raise RequestError(
-                f"{param}: {num_prompts} prompts with {num_candidates} generations each are "
-                f"{num_prompts * num_candidates} generations; one request may have at most {limit}{why}, so send "
-                "several requests",
+                f"{param}: {num_prompts * num_candidates} generations, {num_candidates} per prompt; one request may "
+                f"have at most {limit}{why}, so send several requests",
                 param,
             )
 
@@ -201,7 +200,7 @@ class Service:
 
 
 class _LargeBody(msgspec.Struct):
-    """What is looked at in a large body before it is parsed."""
+    """The fields of a large body that are checked before the rest of it is parsed."""
 
     prompt: msgspec.Raw = msgspec.Raw(b"")
     tokens: msgspec.Raw = msgspec.Raw(b"")
@@ -209,7 +208,7 @@ class _LargeBody(msgspec.Struct):
     truncate_prompt_tokens: Any = None
 
 
-# How a list of lists, and a list of token ids within one or not, begin.
+# Beginnings of a list of lists, and of a list of token ids, by itself or as the first of a list of lists.
 _LISTS = re.compile(rb"\s*\[\s*\[")
 _TOKEN_IDS = re.compile(rb"\s*\[\s*(\[\s*)?-?\d")
 

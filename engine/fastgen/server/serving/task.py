@@ -40,7 +40,8 @@ class ServedTask:
         """Return the task for the settings and the model's files, without `answers`.
 
         Raises:
-            ConfigError: if the model cannot do the task, or `pooling` is set for another task than "embed".
+            ConfigError: if the model cannot do the task, `pooling` is set for another task than "embed", or a file that
+                names the pooling is damaged or not supported.
         """
         name = cast(Any, _named(source) if task == "auto" else task)
         if name != "generate" and source.native is None:
@@ -59,7 +60,7 @@ class ServedTask:
         """Return the task with the tokens of its answers, if it scores.
 
         Raises:
-            ConfigError: if an answer is not one token.
+            ConfigError: if an answer is not a single token of the vocabulary.
         """
         if self.name != "score":
             return self
@@ -67,7 +68,7 @@ class ServedTask:
         tokens = tuple(token for token in found if token is not None)
         if len(tokens) < len(ANSWERS):
             raise ConfigError(
-                f"--task score: the vocabulary has no tokens for {' and '.join(ANSWERS)}, the answers of a reranker; "
+                f"--task score: the vocabulary lacks {' or '.join(map(repr, ANSWERS))}, the answers of a reranker; "
                 "use --task embed to score by similarity"
             )
         return replace(self, answers=tokens)

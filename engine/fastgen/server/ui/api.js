@@ -15,7 +15,7 @@ form.addEventListener("submit", (event) => {
   sessionStorage.setItem(KEY, field.value.trim());
 });
 
-/** Return the response; throw an Error with the server's message if it is no success. */
+/** Return the response; throw an Error with the server's message unless the status is 2xx. */
 export async function request(path, { body, signal } = {}) {
   const key = sessionStorage.getItem(KEY);
   const response = await fetch(path, {

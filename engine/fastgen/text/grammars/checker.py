@@ -47,8 +47,8 @@ class CheckerUnavailable(Exception):
 class GrammarChecker:
     """Has grammars rehearsed by another process, and remembers the verdicts.
 
-    The first grammar starts the process, which ends with this object. A grammar that ends its rehearsal affects no
-    other one. Methods may be called in any thread.
+    The first grammar starts the process, which ends with this object. A grammar whose rehearsal crashes or is killed
+    affects no other one. Methods may be called in any thread.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

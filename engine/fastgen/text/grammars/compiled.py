@@ -49,7 +49,7 @@ class CompiledGrammars:
     sequence that took most processor time ends, and the next one: memory grows only while the library computes.
 
     Args:
-        load_tokenizer: called once, at the first grammar, in a thread.
+        load_tokenizer: called once, by `prepare` or for the first grammar, in a thread.
         vocabulary_size: number of columns of the logits, which may exceed the number of tokens.
         end_tokens: the model's end-of-sequence tokens.
         num_threads: threads that compute the masks of a step.

@@ -57,7 +57,7 @@ def check_text(grammar: Grammar) -> None:
     try:
         grammar.text.encode()
     except UnicodeEncodeError:
-        raise InvalidGrammar(grammar, "it contains a lone surrogate, which is not a character") from None
+        raise InvalidGrammar(grammar, "it contains a lone surrogate, which is not a character; remove it") from None
 
 
 def compile_grammar(

@@ -1,4 +1,4 @@
-"""Parts of Lark grammars, of which those of tools and reasoning are composed."""
+"""Parts from which the Lark grammars of tools and reasoning are composed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastgen.text.grammars.schemas.normalize import normalized, normalized_argum
 
 
 def escaped(text: str) -> str:
-    """Return a text in a regular expression between slashes, as Lark grammars have them."""
+    """Escape text for a regular expression of a Lark grammar, which is between slashes."""
     return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
 
 

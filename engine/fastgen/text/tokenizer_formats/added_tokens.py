@@ -59,7 +59,9 @@ class TokenFiles:
         if isinstance(listed, dict):
             named, listed = named | listed, []
         if not isinstance(listed, list):
-            raise ConfigError(f"{self._where}: additional_special_tokens must be a list or an object of tokens")
+            raise ConfigError(
+                f"{self._where}: additional_special_tokens (or extra_special_tokens) must be a list or object of tokens"
+            )
         order = [*NAMES, *(name for name in named if name not in NAMES)]
         self.named = {name: self._token(name, named[name]) for name in order if _is_token(named.get(name))}
         self.listed = [self._token("additional_special_tokens", token) for token in listed]
@@ -80,7 +82,7 @@ class TokenFiles:
         tokens = {}
         for content, token_id in optional_json_object(path).items():
             if type(token_id) is not int or token_id < 0:
-                raise ConfigError(f"{path}: the id of {content!r} must be a number from 0")
+                raise ConfigError(f"{path}: the id of {content!r} must be an integer, at least 0")
             is_special = content in special
             tokens[token_id] = AddedToken(content, normalized=not is_special, special=is_special)
         return dict(sorted(tokens.items()))

@@ -89,7 +89,7 @@ def json_arguments(tools: Sequence[OfferedTool]) -> str:
     """Return a rule `arguments_i` for the arguments of each tool i.
 
     Raises:
-        SchemaError: if a schema cannot be enforced. The message begins with the tool's name.
+        SchemaError: if a schema cannot be enforced. The message names the tool.
     """
     return "".join(f"arguments_{i}: {_arguments_of(tool)}\n" for i, tool in enumerate(tools))
 

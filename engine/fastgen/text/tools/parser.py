@@ -135,7 +135,7 @@ class Machine:
                     self._events.append(event)
 
     def take_until(self, marks: Sequence[str]) -> tuple[str, bool]:
-        """Consume the text certainly before the first of `marks`; return whether one is next."""
+        """Consume the text that is certainly before the first of `marks`; return it, and whether a mark is next."""
         places = [place for mark in marks if (place := self.buffer.find(mark)) >= 0]
         keep = 0 if self.ended else max(possible_start(self.buffer, mark) for mark in marks)
         certain = min(places, default=len(self.buffer) - keep)

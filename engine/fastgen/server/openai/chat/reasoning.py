@@ -31,7 +31,7 @@ def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
     if switch is not None:
         derived[switch] = effort != "none"
     if not derived:
-        raise field_error("reasoning_effort", "this model's chat template has no variable for it; leave it out")
+        raise field_error("reasoning_effort", "the chat template has no variable for it; leave it out")
     return {**derived, **variables}
 
 

@@ -84,7 +84,7 @@ def chat_prompt(body: ChatRequest, model: ServedModel, tools: Tools) -> str:
             return template.render(conversation, add_generation_prompt=body.opens_reply, **context)
         except ChatTemplateError as error:
             rejection = error
-    raise field_error("messages", f"the model's chat template rejects them: {rejection}") from rejection
+    raise field_error("messages", f"the chat template rejects them: {rejection}") from rejection
 
 
 def _chat_template(body: ChatRequest, model: ServedModel) -> ChatTemplate:

@@ -136,7 +136,8 @@ async def _relaxed(tools: Tools, model: ServedModel) -> Tools:
     """Return the tools with only those schemas enforced that can be, and fit into one grammar.
 
     Raises:
-        RequestError: names a tool whose schema must hold.
+        RequestError: if a schema that must hold cannot be enforced; names its tool.
+        CheckerUnavailable: if grammars cannot be checked now.
     """
     has_required, relaxed, size = any(tool.required for tool in tools), list[OfferedTool](), 0
     for tool in tools:

@@ -85,7 +85,7 @@ class _PairsRequest(PoolingRequest):
         return [first] if isinstance(first, str) else first, second
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return the indices of each pair: the same first text with each second one, or both lists in step.
+        """Return the indices of each pair. A single first text is paired with each second one.
 
         Raises:
             RequestError: if there are several first texts, but not one for each second text.
@@ -93,7 +93,7 @@ class _PairsRequest(PoolingRequest):
         first, second = map(len, self.texts())
         if first not in (1, second):
             one, other = self.params
-            raise field_error(one, f"{first} texts for {second} of {other}; give one, or as many")
+            raise field_error(one, f"has {first} texts, and {other} has {second}; give one text, or one for each")
         return [(0 if first == 1 else index, index) for index in range(second)]
 
 

@@ -18,10 +18,10 @@ Resolve = Callable[[str], Any]
 
 
 def exclusive(options: Sequence[Any], resolve: Resolve) -> list[Any] | None:
-    """Return schemas for an `anyOf` that matches what a `oneOf` of `options` matches; None if two may overlap.
+    """Return schemas for an `anyOf` that replaces a `oneOf` of `options`; None if two may overlap, or for too many.
 
     Options overlap unless their types or their constants differ, or those of one property: the tag, which discriminated
-    unions have. Where a tag is optional, it is required from now on: only then do the options differ.
+    unions have. Where a tag is optional, the result requires it: only then do the options differ.
 
     Args:
         options: normalized schemas.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SchemaError(ValueError):
-    """A schema that is invalid or cannot be enforced. The message begins with the place in the schema."""
+    """A schema that is invalid or cannot be enforced. The message begins with the place in it, if it concerns one."""
 
     @classmethod
     def at(cls, place: str, fault: str) -> SchemaError:
@@ -13,6 +13,6 @@ class SchemaError(ValueError):
 
 
 def within(place: str, *keys: str | int) -> str:
-    """Return the place of a part of what is at `place`."""
+    """Return the place of a part of the schema at `place`; long keys are cut."""
     shown = [str(key)[:60] for key in keys]
     return ".".join([place, *shown] if place else shown)

@@ -41,7 +41,7 @@ def applied(schema: _Schema, place: str) -> dict[str, Any] | Literal[False]:
     mean the same.
 
     Raises:
-        SchemaError: if one of them cannot be enforced.
+        SchemaError: if one of them has the wrong type or cannot be enforced.
     """
     found = dict(schema)
     if schema.get("not") in (True, {}) and "not" in schema:

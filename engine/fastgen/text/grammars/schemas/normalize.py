@@ -130,8 +130,8 @@ class _Normalizer:
         if options is None:
             raise SchemaError.at(
                 within(place, "oneOf"),
-                "cannot be enforced, because a value may match two of its schemas; use anyOf, or give each object a "
-                "required property with a constant of its own",
+                "cannot be enforced, because a value may match two of its schemas, or it has too many; use anyOf, or "
+                "give each object a required property with a constant of its own",
             )
         keywords_in_order = dict(schema)
         schema.clear()
@@ -218,7 +218,7 @@ def _names(value: Any, place: str, _level: int) -> list[str]:
 
 def _length(value: Any, place: str, _level: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-        raise SchemaError.at(place, "must be an integer from 0")
+        raise SchemaError.at(place, "must be an integer, at least 0")
     return min(int(value), (1 << 63) - 1)
 
 
@@ -226,7 +226,7 @@ def _pattern(value: Any, place: str, _level: int) -> str:
     if not isinstance(value, str):
         raise SchemaError.at(place, "must be a regular expression in a string")
     if re.search(r"\(\?(=|!|<=|<!)", value):
-        raise SchemaError.at(place, "lookaround (look-around) cannot be enforced; rewrite the regular expression")
+        raise SchemaError.at(place, "lookaround cannot be enforced; write the regular expression without it")
     return _CLASS.sub(_class_of_rust, value)
 
 

@@ -61,7 +61,7 @@ class EngineConfig:
         model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
 
     Raises:
-        ConfigError: if a value is out of bounds or contradicts another.
+        ConfigError: if a value is not allowed or contradicts another.
     """
 
     model: str
@@ -238,7 +238,7 @@ class ServerConfig:
         served_model_names: names that requests may use; metrics have the first. Empty: the model's default name.
 
     Raises:
-        ConfigError: if a value is out of bounds.
+        ConfigError: if a value is not allowed.
     """
 
     host: str = "::"

@@ -31,7 +31,11 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, seconds: float) -> Scrape:
-        """Parse Prometheus' text format."""
+        """Parse Prometheus' text format.
+
+        Raises:
+            ValueError: if it is not in that format.
+        """
         values: dict[str, float] = {}
         by_label: dict[tuple[str, str], float] = {}
         buckets: dict[str, dict[float, float]] = {}

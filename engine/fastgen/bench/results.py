@@ -53,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A whole run.
+    """Results of a whole run.
 
     Attributes:
         seconds: time from the first request to the last token.

@@ -45,7 +45,7 @@ class Workload:
         ]
 
     def warm_up(self) -> Workload:
-        """Return a short request to run before the clock starts: the first step of a process is slow."""
+        """Return a workload of one short request to run before the clock starts: a process's first step is slow."""
         return replace(self, requests=1, clients=1, prompt_tokens=256, generation_tokens=8, seed=-1 - self.seed)
 
     def _length(self, draw: random.Random, mean: int) -> int:

@@ -74,7 +74,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
     """Return the engine's configuration.
 
     Raises:
-        ConfigError: a value is out of bounds, or two contradict each other.
+        ConfigError: a value is not allowed, or two contradict each other.
     """
     return EngineConfig(model=options.model, **given(options, ENGINE_SETTINGS))
 

@@ -46,7 +46,7 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the view until interrupted."""
+    """Show the view until interrupted, or print it once."""
     given = {flag.split()[-1]: getattr(options, flag.rpartition("--")[2]) for flag in _KUBECTL_FLAGS}
     chosen = [word for flag, value in given.items() if value is not None for word in (flag, value)]
     kind, slash, name = options.url.partition("/")

@@ -62,7 +62,8 @@ async def load(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus text format, or in OpenMetrics if the scraper accepts it.
 
-    With `name[]` parameters, only the samples of these names, as other exporters of the Prometheus client do.
+    With `--metrics-compat vllm`, the format is always Prometheus text. With `name[]` parameters, return only the
+    samples of these names, as other exporters of the Prometheus client do.
     """
     service: Service = request.app.state.service
     accept, names = request.headers.get("accept", ""), request.query_params.getlist("name[]")

@@ -57,8 +57,8 @@ class ChatTemplate:
     def named(cls, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
         """Build from a model's templates by name; None if neither `default` nor `tool_use` is there.
 
-        As in transformers, `tool_use` serves requests with tools, and `default` all others. There, a caller names
-        `rag`; here it serves requests with documents.
+        As in transformers, `tool_use` serves requests with tools, and `default` all others. In transformers, callers
+        choose `rag` by its name; here it serves requests with documents.
         """
         usual = sources.get("default") or sources.get("tool_use")
         if not usual:

@@ -41,7 +41,7 @@ class ControlTokens:
         self._kept = re.compile("|".join(map(re.escape, kept)) or r"(?!)")
 
     def guarded(self, value: Any) -> Any:
-        """Return text of clients, or objects and lists that contain it, with marks in all parts of control tokens.
+        """Return text of clients, or objects and lists that contain it, with a mark inside each control token.
 
         A token could also be joined from several texts, so parts of it are marked too: its first two characters, its
         last two, and its first or last character at the edge of a text.

@@ -93,7 +93,7 @@ class MessageForm:
         return self._trial([message, user], None)
 
     def _calls(self) -> tuple[bool, bool, bool]:
-        """Return whether the template reads arguments as an object, null content and empty content beside calls."""
+        """Return whether the template reads calls with arguments as an object, null content, and empty content."""
         if self._call_form is None:
             self._call_form = self._tried_calls()
         return self._call_form
@@ -122,7 +122,7 @@ def _call(content: Any, arguments: Any) -> dict[str, Any]:
 
 
 def _shows(text: str | None) -> bool:
-    """Return whether a rendering has the call of the probe, and its arguments neither as Python's nor escaped twice."""
+    """Return whether a rendering has the probe's call, its arguments neither in Python's syntax nor escaped twice."""
     if text is None or _NAME not in text or _SECOND not in text:
         return False
     return f"'{_KEY}'" not in text and f'\\"{_KEY}' not in text

@@ -11,7 +11,7 @@ from fastgen.text.request_output import OutputDelta
 
 
 class OutputParser:
-    """Turns the deltas of one generation into events. Calls beyond the most allowed are dropped."""
+    """Turns the deltas of one generation into events. Calls beyond `max_calls` are dropped."""
 
     def __init__(self, rendered: RenderedRequest) -> None:
         reasoning, tool_format = rendered.reasoning, rendered.tool_format

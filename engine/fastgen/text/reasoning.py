@@ -163,7 +163,7 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary.
 
     Raises:
-        ConfigError: if `auto` finds channels, which are not parsed.
+        ConfigError: if `auto` finds the channels of Harmony (gpt-oss), which are not parsed.
     """
     found = ReasoningFormat()
     if name == "auto":
@@ -181,10 +181,10 @@ def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
 def after_reasoning(
     answer: Grammar | None, format: ReasoningFormat, tokenizer: Tokenizer, start: Start, budget: int | None
 ) -> Grammar | None:
-    """Return the grammar of optional reasoning followed by an answer that matches `answer`, None for any text.
+    """Return the grammar of a generation with reasoning and an answer; None if any text is allowed.
 
-    After `budget` tokens of reasoning, None for no limit, only the closing mark is allowed. A budget requires that the
-    mark is a single token.
+    The answer has to match `answer`, if that is given. After `budget` tokens of reasoning, None for no limit, only the
+    closing mark is allowed. A budget requires that the mark is a single token.
     """
     if start is Start.AFTER or (answer is None and budget is None):
         return answer

@@ -23,7 +23,7 @@ class RenderedRequest:
         stop: stop strings; the first one found in the answer ends the text. One may name special tokens.
         include_stop: keep the stop string, or the text of the stop token, at the end of the text.
         skip_special_tokens: leave special tokens out of the text, except the marks of reasoning and calls.
-        reasoning: marks of the reasoning before the answer; None if all is answer.
+        reasoning: marks of the reasoning before the answer; None if all text is the answer.
         start: whether generations start before, inside or after the reasoning.
         include_reasoning: whether responses contain the reasoning.
         tool_format: how the model writes calls; None if it may call no tool.

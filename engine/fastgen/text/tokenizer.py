@@ -77,7 +77,7 @@ class Tokenizer:
         return self.vocabulary.special_ids
 
     def special_ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Return the ids of those of these tokens that are special tokens of the vocabulary."""
+        """Return the ids of the special tokens of the vocabulary among `tokens`."""
         return self.special_token_ids.intersection(map(self.backend.token_to_id, tokens))
 
     def control_tokens(self, literal_text: str, kept: Iterable[str] = ()) -> ControlTokens:

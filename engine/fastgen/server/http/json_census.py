@@ -24,7 +24,7 @@ class JSONCensus:
 
     Attributes:
         num_nodes: objects, lists and strings, keys included.
-        num_commas: commas outside strings; a list has one fewer than items.
+        num_commas: commas outside strings; a list has one less than it has items.
     """
 
     __slots__ = ("_begun_escape", "_in_string", "num_commas", "num_nodes")

@@ -30,7 +30,7 @@ def offsets(text: str, token_ids: Sequence[int], tokenizer: Tokenizer, hidden: f
     """Return where each token of a prompt echoed as `text` begins.
 
     The text may contain special tokens. It lacks those that encoding added or that are hidden, and a first space that
-    encoding added. A token that goes on with a character begins where the character does.
+    encoding added. A token that continues a character begins where the character does.
     """
     drops = (True, False) if tokenizer.vocabulary.drops_first_space else (False,)
     adds = (True, False) if token_ids[0] in tokenizer.special_token_ids else (False,)

@@ -118,7 +118,7 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         return self.num_choices
 
     def rendered(self, requests: list[Request], **meaning: Any) -> RenderedRequest:
-        """Return what to generate for the engine's requests, one per prompt.
+        """Return the `RenderedRequest` of these engine requests, one per prompt.
 
         `meaning` are fields of `RenderedRequest` that depend on the endpoint.
         """
@@ -197,7 +197,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompt_only(self) -> bool:
-        """Return whether only the prompt's logprobs are requested, as evaluation harnesses do."""
+        """Return whether only the prompt is requested, by `echo` without new tokens, as evaluation harnesses do."""
         return self.max_tokens == 0 and bool(self.echo)
 
     @property
@@ -207,7 +207,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Field names of engine parameters that are named differently here."""
+        """Field names by engine parameter, where they differ."""
         names = {"deadline_seconds": "timeout"}
         if self.prompt_logprobs is None:
             names["prompt_logprobs"] = "logprobs"
@@ -263,7 +263,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Field names of engine parameters that are named differently here."""
+        """Field names by engine parameter, where they differ."""
         names = {"deadline_seconds": "timeout", "logprobs": "top_logprobs", "prompt": "messages"}
         return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 

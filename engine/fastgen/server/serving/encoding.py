@@ -92,10 +92,11 @@ async def encode_rendered(
         guarded: encodes a prompt in which client text is marked; None if clients may write special tokens.
         rendered: the prompt.
         param: the field.
-        add_special_tokens: whether to add the model's tokens around a text.
+        add_special_tokens: whether to add the model's tokens around a text, such as BOS.
 
     Raises:
-        RequestError: if text of the client would become a special token, or there is too much of it.
+        RequestError: with `guarded`, if text of the client would become a special token, or spells more special tokens
+            than the model takes tokens.
     """
     if guarded is None:
         (tokens,) = await encode(tokenizer, [rendered], add_special_tokens=add_special_tokens)

@@ -95,13 +95,13 @@ class Lifecycle:
         return self._counts.total(Count.OPEN)
 
     def begin_draining(self) -> None:
-        """Reject requests on new connections from now on; open ones continue."""
+        """Reject requests on new connections from now on; open requests continue."""
         self._draining = True
 
     def check_connection(self, *, kept: bool) -> None:
         """Check that requests of a connection are accepted; `kept` if it was made before the drain.
 
-        A client that keeps a connection learns of the drain only by the response on it, so that request is served.
+        A client learns of the drain from the next response on a kept connection, so the request for that is served.
 
         Raises:
             APIError: 503 on a new connection while the server drains.
@@ -117,7 +117,7 @@ class Lifecycle:
         return None
 
     def why_not_ready(self) -> str | None:
-        """Return why requests on new connections are rejected now; None if they are accepted."""
+        """Return why the server is not ready for requests on new connections; None if it is."""
         if self._draining:
             return "draining"
         rejection = self._rejection()

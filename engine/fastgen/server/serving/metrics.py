@@ -212,12 +212,12 @@ class Metrics:
             gauge.set(coefficient)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        """Record a first token, `seconds` after the request's arrival."""
+        """Record the first token of a generation, `seconds` after its request's arrival."""
         self._first_token.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
 
     def finished(self, reason: FinishReason, seconds: float, prompt_tokens: int, generation_tokens: int) -> None:
-        """Record the end of a request, `seconds` after its arrival."""
+        """Record the end of a generation, `seconds` after its request's arrival."""
         self._success.labels(self._model_name, reason.value).inc()
         self._end_to_end.observe(seconds)
         self._request_prompt.observe(prompt_tokens)
@@ -249,6 +249,8 @@ class Metrics:
         self, accept: str, num_open: int, names: Sequence[str] = (), others: Sequence[MetricFamily] = ()
     ) -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that the Accept header prefers.
+
+        With vLLM's names, the format is always Prometheus text.
 
         Args:
             accept: the scraper's Accept header.

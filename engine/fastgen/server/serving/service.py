@@ -97,7 +97,7 @@ class Service:
     def check_large_body(self, body: bytes | bytearray) -> None:
         """Reject a large body with too many tokens or prompts before it is parsed.
 
-        Its commas and brackets are counted.
+        The commas and brackets of `prompt`, `tokens` and `input` are counted.
 
         Raises:
             RequestError: names the field and the limit.

@@ -41,7 +41,7 @@ _ENGINE = {"engine": "0"}
 
 
 class WithVLLMNames(Collector):
-    """Collects the metrics of `source`, then the same under vLLM's names."""
+    """Collects the metrics of `source`, then those that vLLM has too, under vLLM's names."""
 
     def __init__(self, source: Collector) -> None:
         self._source = source

@@ -24,7 +24,7 @@ class Step(msgspec.Struct, frozen=True):
     """One step as watchers see it.
 
     Attributes:
-        number: counts the steps since the server started, without those that had no watcher.
+        number: counts the steps that had a watcher since the server started.
         seconds: duration.
         decodes, prompts: as in `StepTrace`.
         preemptions: sequences that this step preempted.

@@ -1,7 +1,7 @@
 """How much memory grammars take in the engine process.
 
 The library reports no sizes, and a client chooses the grammars: one of 20 bytes may hold 20 MB, and so may a generation
-of an ambiguous one. So they are measured together: as what the process has allocated since there were none.
+of an ambiguous one. So they are measured together: as the memory that the process has allocated since there were none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the grammars of requests before an engine compiles them, in processes that they may crash."""
+"""Checks the grammars of requests before an engine compiles them, in child processes, which they may crash."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _COMPILING_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A compiled grammar. Calling it begins a sequence."""
+    """A compiled grammar. Calling it returns the constraint of a new sequence."""
 
     begin: Callable[[], Constraint]
     lexer: SharedLexer
@@ -45,8 +45,9 @@ class CompiledGrammars:
     cache. The first grammar needs tables of the whole vocabulary, which take half a second to build. Half of that holds
     the interpreter's lock, so `prepare` builds them before there are requests.
 
-    Together, grammars and their sequences take at most `MOST_BYTES`. Beyond that, the cache is emptied. Then the
-    sequence that took most processor time ends, and the next one: memory grows only while the library computes.
+    Together, grammars and their sequences take at most `MOST_BYTES`. Beyond that, the cache is emptied and, if that is
+    not enough, the sequence that took most processor time ends. This is checked before each computation of masks and
+    when a sequence begins: memory grows only while the library computes.
 
     Args:
         load_tokenizer: called once, by `prepare` or for the first grammar, in a thread.
@@ -75,9 +76,9 @@ class CompiledGrammars:
         self._other_bytes = allocated_bytes()  # before there was a grammar
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """Return the compiled grammar, or the one that is being compiled.
+        """Return the future of the compiled grammar: from the cache, or of a new compilation.
 
-        The future raises RequestError, with the reason, if the grammar cannot be enforced.
+        It raises RequestError, with the reason, if the grammar cannot be enforced.
         """
         future = self._kept.pop(grammar, None)
         if future is None or (future.done() and (future.exception() is not None or future.result().lexer.has_failed)):

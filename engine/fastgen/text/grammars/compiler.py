@@ -102,7 +102,7 @@ def _serialised(grammar: Grammar) -> str:
 
 
 def json_part(schema: Mapping[str, Any]) -> str:
-    """Return the part of a Lark grammar that is JSON of a normalized schema."""
+    """Return the Lark expression for JSON that matches a normalized schema."""
     return f"%json {json.dumps({_OPTIONS: {'whitespace_pattern': JSON_SPACE}, **schema})}"
 
 

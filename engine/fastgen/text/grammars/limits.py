@@ -41,7 +41,7 @@ def limits() -> llguidance.LLParserLimits:
 
 
 def rehearsal_limits() -> llguidance.LLParserLimits:
-    """Return the library's limits for rehearsals: generations have room for steps that take several times the work."""
+    """Return the library's limits for rehearsals, which are lower, so that generations have room for harder steps."""
     return _limits(lexer_states=25_000, step_lexer_fuel=200_000, step_items=20_000)
 
 

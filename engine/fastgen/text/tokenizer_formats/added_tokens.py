@@ -30,7 +30,7 @@ class TokenFiles:
     """What the files of a folder say about added and special tokens.
 
     Attributes:
-        settings: tokenizer_config.json, with special_tokens_map.json where that counts.
+        settings: tokenizer_config.json, updated by special_tokens_map.json if it has no `added_tokens_decoder`.
         named: special tokens by name, such as `eos_token`, those of `NAMES` first.
         listed: further special tokens.
         declared: tokens by id, in the order of ids.

@@ -82,7 +82,7 @@ def chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name; the unnamed one is the default.
 
     Raises:
-        ConfigError: if one is not a text.
+        ConfigError: if one is not a string.
     """
     keys = {name: f"tokenizer.chat_template.{name}" for name in ("tool_use", "rag")}
     keys["default"] = "tokenizer.chat_template"

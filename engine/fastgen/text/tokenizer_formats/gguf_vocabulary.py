@@ -70,9 +70,9 @@ class GGUFVocabulary:
     """The tokens of a GGUF file.
 
     Attributes:
-        tokens: texts of all tokens, without duplicates.
+        tokens: texts of all tokens; no two are equal.
         types: their types.
-        ids: special tokens by the name in their keys, such as `eos` in `tokenizer.ggml.eos_token_id`.
+        ids: ids of special tokens by the name in their keys, such as `eos` in `tokenizer.ggml.eos_token_id`.
         end_tokens: tokens that end a generation.
     """
 
@@ -135,7 +135,7 @@ def _has_messages(ends: set[str]) -> bool:
 
 
 def values(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """Return a list in the metadata, whose items have one type.
+    """Return the list `tokenizer.ggml.NAME` of the metadata, whose items have the type `kind`.
 
     Raises:
         ConfigError: if it is missing and has no default, or has other items.
@@ -151,7 +151,7 @@ def values(metadata: Mapping[str, Any], name: str, kind: type, default: Any = No
 
 
 def flag(metadata: Mapping[str, Any], name: str, default: Callable[[], bool]) -> bool:
-    """Return a setting that is true or false.
+    """Return the setting `tokenizer.ggml.NAME`, which is true or false; `default()` if it is missing.
 
     Raises:
         ConfigError: if it is neither.

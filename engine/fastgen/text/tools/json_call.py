@@ -21,8 +21,8 @@ _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 class CallReader:
     """Parses `{"name": ..., "arguments": {...}}` and passes the arguments on as they arrive.
 
-    An object whose name has been read is a call, whatever follows: clients of a stream have got it. Its arguments may
-    not be valid JSON then.
+    An object whose name has been read is a call, whatever follows: the name has been sent to streaming clients. Its
+    arguments may not be valid JSON then.
 
     Attributes:
         done: whether the object is complete, or known not to be a call.
@@ -96,7 +96,7 @@ class CallReader:
         return self._raw[first.end() :]
 
     def _close(self, events: list[OutputEvent]) -> None:
-        """Decide at the end of the object whether it is a call, unless its name has told."""
+        """Decide at the end of the object whether it is a call, unless its name has decided that."""
         self.done = True
         if self.called:
             return

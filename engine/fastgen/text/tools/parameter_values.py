@@ -35,7 +35,7 @@ class ParameterSchema:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the value is the text itself."""
+        """Return whether the value is the text itself: the schema allows only strings, or names no type."""
         return self.types <= {"string"}
 
     def value(self, text: str) -> str:

@@ -61,7 +61,7 @@ class Machine:
     ) -> State:
         """Return a state that parses one call object, which one of `marks` ends at the latest.
 
-        `otherwise` continues if it is not a call.
+        `then` continues if it is a call, `otherwise` if it is not.
         """
         reader = CallReader(self.num_calls, prefix, names, marks)
 

@@ -17,7 +17,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(body: ChatRequest, source: str) -> dict[str, Any]:
-    """Return the variables of the chat template `source`: the request's and those that its effort sets.
+    """Return the variables of the chat template `source`: the request's and those that its reasoning effort sets.
 
     Raises:
         RequestError: if the template has no variable for the effort.

@@ -29,7 +29,7 @@ class PoolingRequest(EngineFields):
     async def embedding_requests(
         self, texts: Sequence[str | list[int]], model: ServedModel, param: str, *, add_special_tokens: bool = True
     ) -> list[Request]:
-        """Return the engine's requests for the vectors of texts or lists of token ids, without ids.
+        """Return the engine's requests, without request ids, that embed texts or lists of token ids.
 
         Raises:
             RequestError: if a text of field `param` is too long, or a value out of range.

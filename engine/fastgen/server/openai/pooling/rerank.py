@@ -71,7 +71,7 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 class _PairsRequest(PoolingRequest):
-    """Fields of /v1/score and /v1/rerank; `params` names those with the first and the second text of each pair."""
+    """Fields of /v1/score and /v1/rerank; `params` names the fields with the texts of each pair."""
 
     params: ClassVar[tuple[str, str]]
 

@@ -1,1 +1,1 @@
-"""JSON schemas of requests: rewritten to what llguidance enforces exactly, or refused by the name of the keyword."""
+"""JSON schemas of requests: rewritten to what llguidance enforces exactly, or rejected, naming the keyword."""

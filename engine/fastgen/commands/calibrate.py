@@ -37,7 +37,10 @@ def add(commands: Subcommands) -> None:
         "--output", type=Path, metavar="FILE", help="plot the curve into this PNG or SVG file; needs matplotlib"
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="how long to repeat the measurements of a format (default: 20)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="repeat the measurements of a format for this time, in at most five rounds (default: 20)",
     )
     parser.add_argument(
         "--most-tokens",

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         return Scrape.parse(remote.get("/metrics"), time.monotonic())
 
     console = Console(file=sys.stdout)
-    before = scrape()  # the error of a server that cannot be reached
+    before = scrape()  # fails if the server cannot be reached
     steps = StepWatch(remote, _STEPS)
     if options.once:
         time.sleep(options.interval)
@@ -147,7 +147,7 @@ def _speed(interval: Interval) -> Table:
     table.add_row("tokens/s", f"{prompt:.0f} prompt", f"{generated:.0f} decode")
     table.add_row(
         "requests/s", f"{interval.rate('request_success_total'):.2f} ended",
-        f"{interval.rate('request_rejected_total'):.2f} refused",
+        f"{interval.rate('request_rejected_total'):.2f} rejected",
     )  # fmt: skip
     for name, metric in (
         ("between tokens", "inter_token_latency_seconds"),

@@ -238,7 +238,7 @@ class APIProcess:
             log.info("aborting %d requests that have not finished", self._lifecycle.num_open)
             engine.abort_all()
             await asyncio.wait((idle, dead), timeout=FLUSH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        # The other processes have got the signal when this one has, and drain as long as it may.
+        # The other processes got the signal at the same time as this one, and have as much time to drain.
         remaining = max(0.0, began + seconds - time.monotonic()) + 2 * FLUSH_SECONDS
         await asyncio.wait((supervising, dead), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
         if dead.done():

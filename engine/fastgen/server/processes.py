@@ -1,4 +1,4 @@
-"""The API processes of a server beside the first one.
+"""The API processes of a server besides the first one.
 
 The first one starts them, passes signals on and waits for them. They are forked before an event loop runs, so they
 share the memory of imported modules. If one ends by itself, the whole server drains and exits, and its container

@@ -27,7 +27,7 @@ class GuardedEncoder:
 
         Raises:
             ValueError: if it has more spellings of control tokens than the model takes tokens, or if text of a client
-                becomes a control token all the same, as the normalizer may make one.
+                becomes a control token nevertheless, because the normalizer changed it.
         """
         pieces, most = self.control.parted(rendered)
         if len(pieces) // 2 > self._longest:

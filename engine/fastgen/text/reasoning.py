@@ -19,7 +19,7 @@ from fastgen.text.tokenizer import Tokenizer
 
 # Harmony (gpt-oss) separates reasoning, calls and answers by this token and a name.
 _CHANNEL = "<|channel|>"
-# Models write line breaks after the marks. They are no part of the answer.
+# Models write line breaks after the marks, which are not part of the answer.
 _SPACE = "SPACE: /[ \\t\\r\\n]{1,8}/\n"
 
 
@@ -97,7 +97,7 @@ class ReasoningParser:
         return self._state is Start.OPEN
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return the reasoning that this text completes, and the content behind it; either may be empty."""
+        """Return the reasoning that this text completes, and the content after it; either may be empty."""
         self._buffer += text
         if self._state is Start.OPEN:
             self._open()

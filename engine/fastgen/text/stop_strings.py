@@ -52,7 +52,7 @@ class StopStrings:
         return self._hold(text)
 
     def finish(self) -> str:
-        """Return the held text, which is no stop string."""
+        """Return the held text, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 

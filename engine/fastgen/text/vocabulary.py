@@ -111,7 +111,7 @@ def _spelling_of(steps: Sequence[dict[str, Any]]) -> Spelling:
 
 
 def _is_known(step: Mapping[str, Any], before: Sequence[str]) -> bool:
-    """Return whether a step of SentencePiece's decoder, behind others, does what `Vocabulary` does."""
+    """Return whether a step of a decoder, after those in `before`, does what `Vocabulary` does for SentencePiece."""
     match step:
         case {"type": "Metaspace"}:
             return bool(step.get("replacement", _SPACE) == _SPACE)

@@ -95,7 +95,7 @@ def from_exception(error: Exception) -> APIError:
 
 
 def invalid_json(message: str) -> APIError:
-    """Return the error for a body that is no JSON object."""
+    """Return the error for a body that is not a JSON object."""
     return APIError(400, message, code="invalid_json")
 
 

@@ -1,4 +1,4 @@
-"""Work for requests with large bodies, in a thread, so that the event loop goes on."""
+"""Runs work for requests with large bodies in a thread, so that the event loop continues."""
 
 from __future__ import annotations
 

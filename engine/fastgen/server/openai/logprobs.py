@@ -93,7 +93,7 @@ class CompletionLogprobsWriter:
         )
 
     def _advance(self, token_id: int) -> int:
-        """Return the offset of a generated token and move behind it."""
+        """Return the offset of a generated token and advance past its text."""
         before = self._offset + self._detokenizer.num_before(token_id)
         self._offset += len(self._detokenizer.push([token_id]))
         return before

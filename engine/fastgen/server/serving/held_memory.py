@@ -12,7 +12,7 @@ from fastgen.server.http.errors import APIError
 
 # Token ids of all generations of a request: 128 choices of 32,768 tokens.
 _MOST_PROMPT_TOKENS = 1 << 22
-# Log-probabilities of a request: those of its prompts, and those of its generations.
+# Most log-probabilities of a request: of its prompts, and as many of its generations.
 MOST_LOGPROBS_HELD = 1 << 18
 _MOST_STREAMED_LOGPROBS = 1 << 15
 # Bytes of a token in the lists of both processes, and of one token's log-probability until the response is written.
@@ -27,7 +27,7 @@ def held_bytes(requests: Sequence[Request], num_candidates: int) -> int:
     Each generation has its own copy of the prompt. Log-probabilities are counted with their alternatives.
 
     Raises:
-        RequestError: if one HTTP request may not hold so much; names the field and the limit.
+        RequestError: if that is too much for one HTTP request; names the field and the limit.
     """
     prompt_tokens = num_candidates * sum(len(request.prompt_token_ids) for request in requests)
     prompt_logprobs = num_candidates * _num_prompt_logprobs(requests)

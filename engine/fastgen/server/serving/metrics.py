@@ -42,7 +42,7 @@ _SCHEDULER_GAUGES = (
     ),
     ("oldest_waiting_seconds", "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."),
 )
-# Without a token, these mean that the client no longer waits.
+# Finish reasons that, before the first token, mean that the client no longer waits.
 _CANCELLED = (FinishReason.ABORT, FinishReason.DEADLINE)
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)

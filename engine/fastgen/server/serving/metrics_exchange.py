@@ -101,7 +101,7 @@ class MetricsExchange:
 
     async def _answer(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self._encoded())
-        with suppress(ConnectionError):  # whoever asked has gone
+        with suppress(ConnectionError):  # the process that asked has exited
             await writer.drain()
         writer.close()
 

@@ -126,7 +126,7 @@ class Service:
         Return the ids of their engine requests.
 
         Raises:
-            RequestError: if so many generations can never be admitted; names the limit.
+            RequestError: if a request may not have that many generations; names the limit.
             APIError: 429 if the queue is full.
         """
         self._check_num_generations(model, num_prompts, num_candidates)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-# vLLM's name and help text of a metric of ours, both without prefix and without the endings of counters.
+# vLLM's name and help text by our name of the metric. Names are without prefix, those of counters without `_total`.
 _NAMES: dict[str, tuple[str, str]] = {
     "num_requests_running": ("num_requests_running", "Sequences that hold KV cache blocks."),
     "num_requests_waiting": ("num_requests_waiting", "Sequences waiting in the queue."),
@@ -31,7 +31,7 @@ _NAMES: dict[str, tuple[str, str]] = {
     "request_generation_tokens": ("request_generation_tokens", "Generated tokens per finished request."),
     "cache_config": ("cache_config", "KV cache configuration."),
 }
-# Labels whose names differ in vLLM. Other labels of ours are dropped, and their series added up.
+# vLLM's names of our labels. All other labels are dropped, and their series added up.
 _LABELS = {"model_name": "model_name", "finish_reason": "finished_reason", "block_size": "block_size", "le": "le"}
 _LABELS_OF_INFO = {**_LABELS, "num_blocks": "num_gpu_blocks"}
 # Finish reasons that vLLM does not have.

@@ -25,7 +25,7 @@ from fastgen.text.tokenizer import Tokenizer
 
 log = logging.getLogger("fastgen.grammar")
 
-# What a signal that ended a rehearsal says of the grammar.
+# What a signal that ended a rehearsal says about the grammar.
 _FAULTS = {
     signal.SIGSEGV: "its rules are nested too deeply; simplify it",
     signal.SIGBUS: "its rules are nested too deeply; simplify it",
@@ -35,7 +35,7 @@ _FAULTS = {
 _EXIT_SECONDS = 1.0
 # Longest time until the process has read the vocabulary, or answered: it starts and forks late on a busy machine.
 _ANSWER_SECONDS = 2.0 * MOST_REHEARSAL_SECONDS
-# Grammars that are rehearsed at once for `admit`. Threads of their own wait for the verdicts.
+# Grammars that `admit` has rehearsed at the same time: a thread waits for the verdict on each.
 _AT_ONCE = 4
 _VERDICTS_KEPT = 4096
 

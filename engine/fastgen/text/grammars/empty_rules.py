@@ -1,7 +1,7 @@
 """Find a rule or a terminal of a Lark grammar that matches no text.
 
-The library accepts them, and a generation that comes to one cannot continue, or never ends. Parametric grammars (`::`)
-are not looked at.
+The library accepts them, and a generation that reaches one cannot continue, or never ends. Parametric grammars (`::`)
+are not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ENDS_ALTERNATIVE = ("|", ")", "]", "}", "->")
 
 
 def empty_part(text: str, is_empty: Callable[[str], bool]) -> str:
-    """Return a part of a valid grammar that a match can come to and that matches no text; empty if there is none.
+    """Return what is wrong with a valid grammar: a part that no text matches, or that never ends; "" if nothing is.
 
     Args:
         text: the grammar.
@@ -51,7 +51,7 @@ class _Rules:
         return self._next[1]
 
     def _advance(self) -> str:
-        """Return the text of the next token, and go on behind it."""
+        """Return the text of the next token, and advance past it."""
         found, self._next = self._next, next(self._tokens, _END)
         return found[1]
 
@@ -157,7 +157,7 @@ class _Rules:
         return ""
 
     def _reached(self) -> list[str]:
-        """Return the symbols that a match can come to."""
+        """Return the symbols that a match can reach."""
         found, waiting = {"start": None}, ["start"]
         while waiting:
             for symbol in self._mentions.get(waiting.pop(), ()):

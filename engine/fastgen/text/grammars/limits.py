@@ -24,11 +24,11 @@ MOST_REHEARSED_MASK_SECONDS = 0.1
 WAIT_SECONDS = 0.03
 # A grammar whose last mask took more processor time is slow: no step waits for its masks.
 SLOW_SECONDS = 0.02
-# Processor time that the masks of one sequence may take beyond 0.05 s each.
+# Processor time that all masks of one sequence together may take, apart from the first 0.05 s of each.
 MASK_SECONDS = 0.05
 MOST_EXTRA_SECONDS = 2.0
 
-# An object takes four for each optional property.
+# Items in one row of the library's parser. An object takes four for each optional property.
 _ITEMS_IN_ROW = 8_000
 
 

@@ -1,7 +1,7 @@
 """Compile a grammar and follow it for a while, in a process that it may crash.
 
 The engine process would take the same steps with the same library. A grammar on which the library crashes, runs out of
-memory or time, or comes to a dead end, is found here instead. Dead ends that can be read off the rules are named.
+memory or time, or reaches a dead end, is found here instead. Dead ends that can be read off the rules are named.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fastgen.text.grammars.limits import (
     rehearsal_limits,
 )
 
-# Lengths of random matches to follow: short ones see more beginnings. So many steps and so much processor time are
-# enough.
+# Lengths of random matches to follow: short ones see more beginnings. After these steps, the rehearsal ends once it has
+# taken this much processor time.
 _WALKS = (6,) * 6 + (96,) * 10
 _LEAST_STEPS = 100
 _WALKING_SECONDS = 0.015
@@ -63,7 +63,7 @@ def rehearse(grammar: Grammar, tables: llguidance.LLTokenizer, end_token: int) -
         end_token: the vocabulary's only end token, which is its last token.
 
     Raises:
-        InvalidGrammar: if the grammar is invalid or too complex, or comes to a dead end.
+        InvalidGrammar: if the grammar is invalid or too complex, or reaches a dead end.
     """
     matcher = compile_grammar(grammar, tables, rehearsal_limits())
     if grammar.kind == "lark" and (fault := empty_part(grammar.text, lambda text: _is_empty(text, tables))):

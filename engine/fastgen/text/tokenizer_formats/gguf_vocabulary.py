@@ -194,5 +194,5 @@ def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int, default
     if found is not None and 0 <= found < limit:
         return int(found)
     if found is not None:
-        log.warning("%s is %d, which is no token: ignored", key, found)
+        log.warning("%s is %d, which is not a token: ignored", key, found)
     return default if default is not None and default < num_tokens else None

@@ -65,7 +65,7 @@ class JsonReader:
     def _outside(self, character: str) -> tuple[str, int | None]:
         """Return a character outside of strings, with the brackets missing before it.
 
-        Also return whether the value ends before it (0) or behind it (1).
+        Also return where the value ends: before the character (0), after it (1), or not yet (None).
         """
         self._in_string = character == '"'
         if character in _CLOSING:

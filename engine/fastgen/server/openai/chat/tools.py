@@ -42,7 +42,7 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
         raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
     if mode == "none":
         return ()
-    # Without an opening mark, strict calls forbid answers that begin with a brace or bracket, and answers may be JSON.
+    # Without an opening mark, strict calls forbid answers that begin with a brace or bracket, but answers may be JSON.
     strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
     only = None if named is None else names.index(named)
     return tuple(

@@ -150,7 +150,7 @@ def _rewrite_property_names(found: dict[str, Any]) -> None:
     del found["propertyNames"]
 
 
-# A pattern that matches the whole of one of several names, without any other operator.
+# A pattern that lists whole names, without any other operator.
 _NAMES = re.compile(r"\^\(?(?:\?:)?((?:[\w\- ]|\\[^\w\s])+(?:\|(?:[\w\- ]|\\[^\w\s])+)*)\)?\$", re.ASCII)
 # Operators with which a pattern may match infinitely many names.
 _ENDLESS = re.compile(r"[*+]|\{\d+,\}")

@@ -104,11 +104,14 @@ class Interval:
         return self.after.seconds - self.before.seconds
 
     def rate(self, name: str, label: str | None = None) -> float:
-        """Return a counter's growth per second."""
+        """Return a counter's growth per second; see `growth`."""
         return self.growth(name, label) / self.seconds if self.seconds > 0 else 0.0
 
     def growth(self, name: str, label: str | None = None) -> float:
-        """Return a counter's growth. A counter that fell was reset by a restart and counts from zero."""
+        """Return a counter's growth, of all its series or of those with this value of a label.
+
+        A counter that fell was reset by a restart and counts from zero.
+        """
         if label is None:
             before, after = self.before.value(name), self.after.value(name)
         else:

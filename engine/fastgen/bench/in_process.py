@@ -27,7 +27,7 @@ def run_in_process(
 def _run(
     engine: Engine, encode: Encode, workload: Workload, max_model_length: int, on_answer: Callable[[], None]
 ) -> Results:
-    """Add a request whenever another has finished."""
+    """Run a workload: as many requests at a time as it has clients."""
     todo = [
         (encode(ask.text)[: max(1, max_model_length - ask.max_tokens)], min(ask.max_tokens, max_model_length - 1))
         for ask in workload.asks()

@@ -57,7 +57,7 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate text for each prompt."""
+    """Generate text for each prompt; a batch, as JSON lines, with --prompts-file or --output."""
     config = engine_config(options)
     sampling = SamplingParams(
         max_tokens=options.max_tokens,

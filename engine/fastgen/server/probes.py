@@ -34,7 +34,7 @@ class Version(msgspec.Struct, frozen=True):
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Return 200 while the engine is alive or loading; 503 if it is dead."""
+    """Return 200 while the engine is alive or loading; 503 once it has exited, failed or hung."""
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_healthy()
     return json_response(Status("ok")) if reason is None else json_response(Status(reason), 503)
@@ -93,7 +93,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    """Return one served model name."""
+    """Return one served model name, with its limits; 404 for other names."""
     service: Service = request.app.state.service
     return json_response(_card(service, service.check_model(name)))
 

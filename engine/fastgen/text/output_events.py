@@ -41,7 +41,7 @@ OutputEvent = Reasoning | Content | CallBegun | CallArguments
 
 @dataclass(slots=True)
 class CollectedCall:
-    """One complete call."""
+    """One call of a complete generation; see `CallArguments` for when the arguments are not JSON."""
 
     name: str
     arguments: str = ""

@@ -62,7 +62,7 @@ class KeyRing:
         return given.hex() if any(matches) and scheme.lower() == "bearer" else None
 
     def _reload(self) -> None:
-        """Read the file again if it has changed; keep the old keys if it has become unusable."""
+        """Read the file again if it has changed; look at most once per second. Keep the old keys if it is unusable."""
         now = time.monotonic()
         if self._path is None or now - self._checked_at < _RELOAD_SECONDS:
             return

@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
             next(iter(self.waiting)).transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers and forget the connection."""
         self._disarm()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
             self._arm()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Handle a header. Those that follow a body are ignored: the request is being served."""
+        """Handle a header; too many are an error. Trailers are ignored: their request is being served."""
         if not self._reading_head:
             return
         if len(self.headers) == _MOST_HEADERS:
@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Handle a complete request head."""
+        """Check a complete request head, and let uvicorn serve the request."""
         if self.parser.get_method() == b"CONNECT":  # what follows would not be a request
             self._error = APIError(405, "this server is not a proxy: CONNECT is not supported", code="invalid_method")
             raise HttpParserError("CONNECT")
@@ -271,7 +271,10 @@ class Connection(HttpToolsProtocol):
             self.writable_callback()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject the request; uvicorn calls this if the parser fails."""
+        """Reject the request, with 400 unless another error was found, and close the connection.
+
+        uvicorn calls this if the parser fails.
+        """
         if self.transport.is_closing():
             return
         if self._response_started():  # an error now would corrupt the response

@@ -29,7 +29,8 @@ _NORMALIZER_FACTOR = 4
 class PromptSizeLimit:
     """Upper bound on the bytes of a prompt: those of the longest token, times the model's length in tokens.
 
-    Encoding ten megabytes would occupy a core for half a minute, so longer text is rejected without encoding it.
+    It is four times as high if a normalizer may shrink the text. Encoding ten megabytes would occupy a core for half a
+    minute, so longer text is rejected without encoding it.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_length: int) -> None:

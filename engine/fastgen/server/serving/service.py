@@ -192,7 +192,7 @@ class Service:
         return RequestHandler(f"{id_prefix}-{context.id}", model, self.metrics, rendered, candidates, context.arrival)
 
     def _hold(self, num_bytes: int) -> None:
-        """Count the memory that the current request holds until it ends."""
+        """Count the memory that the current request holds until it ends. If it is much, later work runs in a thread."""
         self.memory.take(num_bytes)
         context = current()
         context.on_end.callback(self.memory.release, num_bytes)

@@ -128,7 +128,7 @@ class _Process:
         connection.send(msgspec.msgpack.encode(verdict))
 
     def _end(self, descriptor: int) -> None:
-        """Report a fork that was killed before it could write a verdict."""
+        """Handle the end of a fork; report it if it was killed before it could write a verdict."""
         rehearsal, pid = self._running.pop(descriptor), self._pids.pop(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)

@@ -89,7 +89,7 @@ class CompiledGrammars:
         return future
 
     def prepare(self) -> None:
-        """Build the tables in a thread, unless they have been built."""
+        """Build the tables in a thread, unless they have been built or the model has no end token."""
         if self._end_tokens:
             self._threads.submit(self._tables)
 
@@ -118,7 +118,7 @@ class CompiledGrammars:
         return matcher
 
     def _bound_memory(self) -> None:
-        """End a sequence if grammars take too much memory."""
+        """If grammars take too much memory, empty the cache, and end a sequence if that is not enough."""
         if not self._matchers or allocated_bytes() - self._other_bytes <= MOST_BYTES:
             return
         self._kept.clear()

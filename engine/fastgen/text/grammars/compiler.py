@@ -150,7 +150,7 @@ def vocabulary_tables(
 
 
 def _encode_greedily(text: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
-    """Encode `text` greedily with the longest matching `tokens`, of at most `longest` bytes."""
+    """Encode `text` greedily with the longest matching `tokens`, of at most `longest` bytes, until none matches."""
     ids, start = [], 0
     while start < len(text):
         pieces = (text[start : start + length] for length in range(min(longest, len(text) - start), 0, -1))

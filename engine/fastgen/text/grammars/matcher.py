@@ -77,7 +77,7 @@ class GrammarMatcher:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether its next mask is unknown, and no thread computes it."""
+        """Whether the generation continues, its next mask is unknown, and no thread computes it."""
         return not self.is_pending and self._words is None and self.end is None
 
     def find_mask(self) -> None:

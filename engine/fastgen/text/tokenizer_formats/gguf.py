@@ -59,7 +59,10 @@ def build(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> tokenizers
 
 
 def spelled(metadata: Mapping[str, Any], vocabulary: GGUFVocabulary) -> dict[int, bytes]:
-    """Return by id the bytes of tokens that are spelled literally or have no text, as in llama.cpp."""
+    """Return by id the bytes of tokens that are spelled literally or have no text, as in llama.cpp.
+
+    There are none if the file embeds a tokenizer.json.
+    """
     if metadata.get(_EMBEDDED):
         return {}
     bytes_of = {}

@@ -109,7 +109,10 @@ class CallReader:
 
 
 def _call_in(value: object) -> tuple[str, str] | None:
-    """Return name and arguments of an unusual call: reordered, as text, missing, or inside `function`."""
+    """Return name and arguments of an unusual call: reordered, as text, missing, or inside `function`.
+
+    None if the value is not a call.
+    """
     if not isinstance(value, dict):
         return None
     inner = value.get("function")

@@ -53,7 +53,7 @@ class JsonReader:
         return "".join(pieces), None
 
     def _in_text(self, character: str) -> str:
-        """Return a character of a string."""
+        """Return a character of a string, escaped if JSON requires it."""
         if self._escaped:
             self._escaped = False
             return character

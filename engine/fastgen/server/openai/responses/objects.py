@@ -63,7 +63,7 @@ Item = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """Input tokens that came from the prefix cache."""
+    """Input tokens that came from the prefix cache. `cache_write_tokens` is always 0."""
 
     cached_tokens: int
     cache_write_tokens: int = 0

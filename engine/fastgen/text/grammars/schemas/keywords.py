@@ -118,7 +118,7 @@ def _rename_draft_3(found: dict[str, Any]) -> None:
 
 
 def _rewrite_unevaluated(found: dict[str, Any]) -> None:
-    """Replace `unevaluated…` where all that evaluates is in the same schema."""
+    """Replace `unevaluatedProperties` and `unevaluatedItems` where no other schema applies to the same value."""
     if not _IN_PLACE.isdisjoint(found):
         return
     for name, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):

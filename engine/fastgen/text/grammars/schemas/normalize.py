@@ -163,7 +163,7 @@ class _Normalizer:
 
 
 def _add_bounds(found: dict[str, Any], given: Mapping[str, Any], place: str) -> None:
-    """Add the bounds of numbers."""
+    """Add the bounds of numbers and `multipleOf`, if the schema allows numbers."""
     if not any(name in given for name in BOUNDS):
         return
     types = found.get("type", "number")

@@ -25,7 +25,7 @@ def keys_of_file(path: Path) -> list[str]:
 
 
 def own_key() -> str | None:
-    """Return the key that a client sends: the first of the environment."""
+    """Return the key that a client sends: the first of the environment, or None."""
     return next(iter(keys_of_environment()), None)
 
 

@@ -54,7 +54,7 @@ class StepWatch:
         self.offered = refusal is None
 
     def _first_answer(self) -> RemoteError | None:
-        """Wait for the server's answer; return it if it is a refusal."""
+        """Wait for the server's response; return its error, if it is one."""
         self._started.wait()
         return self._refusal
 

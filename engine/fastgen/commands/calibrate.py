@@ -52,7 +52,11 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print the curve and the budget of each format. The plot shows only the first format."""
+    """Measure, and print the curve and the budget of each format. The plot shows only the first format.
+
+    Raises:
+        ConfigError: if an argument is not allowed, or the model cannot be served.
+    """
     config = replace(engine_config(options), token_budget="auto")
     if options.seconds <= 0:
         raise ConfigError(f"--seconds {options.seconds}: must be above 0")

@@ -57,7 +57,12 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate text for each prompt; a batch, as JSON lines, with --prompts-file or --output."""
+    """Generate text for each prompt; a batch, as JSON lines, with --prompts-file or --output.
+
+    Raises:
+        ConfigError: if an argument, a file or the model cannot be used.
+        RequestError: if a sampling parameter is out of range, or a prompt is too long.
+    """
     config = engine_config(options)
     sampling = SamplingParams(
         max_tokens=options.max_tokens,

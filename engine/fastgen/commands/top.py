@@ -46,7 +46,12 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the view until interrupted, or print it once."""
+    """Show the view until interrupted, or print it once.
+
+    Raises:
+        ConfigError: if an argument is not allowed.
+        RemoteError: if the server cannot be reached at first, or returns an error.
+    """
     given = {flag.split()[-1]: getattr(options, flag.rpartition("--")[2]) for flag in _KUBECTL_FLAGS}
     chosen = [word for flag, value in given.items() if value is not None for word in (flag, value)]
     kind, slash, name = options.url.partition("/")

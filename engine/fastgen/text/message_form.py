@@ -80,7 +80,7 @@ class MessageForm:
         return reads_text, reads_parts
 
     def _tried(self, role: str, content: Any) -> str | None:
-        """Render a conversation with a message of this role."""
+        """Render a conversation with a message of this role; None if the template rejects it."""
         message = {"role": role, "content": content}
         if role == "user":
             return self._trial([message], None)

@@ -160,7 +160,9 @@ class AnswerFinder:
 
 
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
-    """Return the format of `--reasoning-parser`; `auto` looks for its marks in the template and the vocabulary.
+    """Return the format of `--reasoning-parser`; None if reasoning is not parsed.
+
+    `auto` parses it if the marks are in the template or in the vocabulary.
 
     Raises:
         ConfigError: if `auto` finds the channels of Harmony (gpt-oss), which are not parsed.

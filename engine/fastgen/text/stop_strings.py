@@ -30,7 +30,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the text to pass on and the stop string found; push nothing after a match."""
+        """Return the text to pass on, and the stop string found or None; push nothing after a match."""
         if not self._stops:
             return text, None
         found = [(end, -len(stop), stop) for place, stop in enumerate(self._stops) if (end := self._find(place, text))]

@@ -167,7 +167,10 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, Engin
         return self.engine_request(token_ids, self.sampling(limit, model.generation_defaults, **sampling))
 
     def token_limit(self, remaining: int, default: float | None) -> int:
-        """Return the most tokens to generate; `remaining` is the model's length minus the prompt."""
+        """Return the most tokens to generate: the client's limit or, without one, `default` within `remaining`.
+
+        `remaining` is the model's length minus the prompt; without a default, it is the limit.
+        """
         if self.requested_tokens is not None:
             return self.requested_tokens
         return max(1, remaining if default is None else int(min(default, remaining)))

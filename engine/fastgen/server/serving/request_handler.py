@@ -226,7 +226,7 @@ class RequestHandler:
         self._metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
 
     def _error(self) -> APIError | None:
-        """Return the error that ends the request, if generations have ended without a result that it needs."""
+        """Return the error that ends the request; None unless generations have ended without a result that it needs."""
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
             return out_of_memory()
         if any(output.finish_reason is FinishReason.GRAMMAR for output in self.outputs):

@@ -123,7 +123,7 @@ class GrammarChecker:
             raise RequestError(f"{param}: {error}", param) from None
 
     async def admitted(self, structure: tuple[Grammar, str] | None) -> Grammar | None:
-        """Return the grammar of a request after checking it; see `admit`.
+        """Return the grammar of a request after checking it, if it has one; see `admit`.
 
         Args:
             structure: the grammar and the field that it came from, if any.
@@ -141,7 +141,11 @@ class GrammarChecker:
             process.close()
 
     def _verdict(self, grammar: Grammar) -> Verdict:
-        """Return the verdict of a process, of a second one if the first was killed meanwhile."""
+        """Return the verdict of a process, of a second one if the first was killed meanwhile.
+
+        Raises:
+            CheckerUnavailable: if no process can be started, both end, or one does not answer.
+        """
         for _ in range(2):
             process = self._running()
             try:

@@ -30,7 +30,7 @@ class JsonReader:
         self._escaped = False
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Return the next piece as strict JSON; and, once the value has ended, the text after it."""
+        """Return the next piece as strict JSON, and the text after the value; None until that has ended."""
         pieces: list[str] = []
         for place, character in enumerate(text):
             if self._in_string:

@@ -68,7 +68,8 @@ def start_of(body: ChatRequest, model: ServedModel, prompt: str) -> Start:
 def reasoned(answer: Grammar | None, body: ChatRequest, model: ServedModel, start: Start) -> Grammar | None:
     """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
 
-    A set of allowed tokens applies to the reasoning too, so it cannot be combined with a budget.
+    None if any text is allowed. A set of allowed tokens applies to the reasoning too, so it cannot be combined with a
+    budget.
 
     Raises:
         RequestError: if a set of allowed tokens is combined with a budget.

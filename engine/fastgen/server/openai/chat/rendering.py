@@ -113,7 +113,12 @@ def _prepared(body: ChatRequest, model: ServedModel) -> tuple[Tools, str, Start]
 async def _constrained(
     body: ChatRequest, model: ServedModel, tools: Tools, start: Start
 ) -> tuple[Tools, Grammar | None]:
-    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output."""
+    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output, if any.
+
+    Raises:
+        RequestError: if a grammar or a schema that must hold cannot be enforced, or fields contradict each other.
+        CheckerUnavailable: if grammars cannot be checked now.
+    """
     structure, format = body.structure(), model.reasoning_format
     if tools:
         # The model may open its reasoning itself, and text before a call must not contain it.

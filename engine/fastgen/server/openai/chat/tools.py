@@ -64,7 +64,7 @@ async def constrained(
     structure: Structure | None,
     excluded: Sequence[str] = (),
 ) -> tuple[Tools, Structure | None]:
-    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output.
+    """Return the tools, marked with whether their schemas are enforced, and the grammar of the output, if any.
 
     The grammar has been checked. If a schema cannot be enforced, the request is rejected if it must hold; otherwise the
     arguments may be any object.

@@ -172,7 +172,7 @@ class ResponseRequest(_PassedFields, OpenAIFields):
     top_logprobs: Any = refused("use /v1/chat/completions for logprobs", 0)
 
     def chat(self) -> ChatRequest:
-        """Return the equivalent chat completion request, whose functions are strict by default.
+        """Return the equivalent chat completion request. Its functions are strict by default, where that is possible.
 
         Raises:
             RequestError: if a field is invalid; names it.

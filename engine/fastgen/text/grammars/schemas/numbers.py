@@ -155,7 +155,7 @@ _Bound = tuple[Fraction, bool]
 
 
 def _bounds(schema: Mapping[str, Any], place: str) -> tuple[_Bound | None, _Bound | None]:
-    """Return the greatest lower bound and the least upper bound, in the form of any draft."""
+    """Return the greatest lower bound and the least upper bound, given as in any draft; None if there is none."""
     lower = _bound(schema, place, "minimum", "exclusiveMinimum")
     upper = _bound(schema, place, "maximum", "exclusiveMaximum")
     return max(lower, default=None), min(upper, key=lambda bound: (bound[0], not bound[1]), default=None)

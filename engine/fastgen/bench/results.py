@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One kind of latency over all requests, in seconds."""
+    """One kind of latency over all requests, in seconds: mean, percentiles at `SHARES`, and maximum."""
 
     name: str
     mean: float

@@ -119,7 +119,7 @@ def chat_logprobs(token_text: TokenText, entries: Sequence[TokenLogprobs]) -> Ch
 
 
 def prompt_logprobs(token_text: TokenText, entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
-    """Return the logprobs of prompt tokens in vLLM's format: by token id, with ranks."""
+    """Return the logprobs of prompt tokens in vLLM's format: by token id, with ranks; None for the first token."""
 
     def candidates(entry: TokenLogprobs) -> dict[str, PromptLogprob]:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}

@@ -30,7 +30,7 @@ def is_large(num_bytes: int, num_nodes: int, num_items: int) -> bool:
 
 
 async def off_loop(work: Callable[..., T], *arguments: object) -> T:
-    """Return `work(*arguments)`, computed in the thread for large bodies if the current request has one."""
+    """Return `work(*arguments)`. If the current request has a large body, it runs in the thread for these."""
     if not current().is_large:
         return work(*arguments)
     run = contextvars.copy_context().run

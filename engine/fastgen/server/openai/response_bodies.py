@@ -16,7 +16,7 @@ FINGERPRINT = f"fastgen-{VERSION}"
 
 
 def json_response(body: Struct, status: int = 200) -> Response:
-    """Encode a response body."""
+    """Return the HTTP response with this body as JSON."""
     return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
 
 

@@ -97,7 +97,7 @@ def strict(text: str) -> str:
 
 
 def loaded(text: str) -> object:
-    """Parse the JSON in `text`, allowing control characters in strings; None if it is not JSON."""
+    """Parse the JSON in `text`, allowing control characters in strings; None for null, and if it is not JSON."""
     try:
         return json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
+# Any other failure.
 FAILED: Final = 1
 # A restart cannot help: an invalid setting, a model that cannot be served, or a machine without a usable GPU.
 BAD_CONFIGURATION: Final = 2

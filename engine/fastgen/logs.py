@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 FORMATS = ("text", "json")
 
-# Id of the HTTP request that the current task handles. It is added to every line.
+# Id of the HTTP request that the current task handles. It is added to every line that the task logs.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
@@ -22,7 +22,7 @@ def log_event(log: logging.Logger, message: str, **fields: object) -> None:
 
 
 def configure(log_format: str) -> None:
-    """Log to standard error, in one of `FORMATS`."""
+    """Log from level info to standard error, in one of `FORMATS`. Replaces handlers set before."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

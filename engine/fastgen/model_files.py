@@ -1,6 +1,6 @@
 """Read files of a model's folder, which may be damaged or hostile.
 
-An error names the file and what it should contain.
+An error names the file and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: has more than {_MOST_BYTES >> 20} MiB, too much for a file of a model")
+        raise ConfigError(
+            f"{path}: has more than {_MOST_BYTES >> 20} MiB, the limit for configuration and tokenizer files"
+        )
     return text
 
 
@@ -37,7 +39,7 @@ def read_json(path: Path) -> Any:
     """Return the JSON value of a file.
 
     Raises:
-        ConfigError: as `read_text`, or if it is not JSON.
+        ConfigError: as `read_text`, or if it is not JSON or has a string that is not valid Unicode.
     """
     text = read_text(path)
     try:
@@ -80,7 +82,7 @@ def field(settings: Mapping[str, Any], name: str, kind: type | tuple[type, ...],
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a path in one of the folder's files stays inside the folder."""
+    """Return whether a path that a file of the folder names stays inside the folder."""
     path = Path(name)
     return not path.is_absolute() and ".." not in path.parts and "\0" not in name
 

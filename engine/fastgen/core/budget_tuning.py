@@ -51,7 +51,7 @@ class TunedBudget:
 
 
 def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
-    """Return the points by ascending size, one for each, with noise removed.
+    """Return one point for each size, by ascending size, with noise removed.
 
     Noise only adds time: of several points of a size the fastest counts, and fewer tokens never take longer than more.
     """

@@ -62,7 +62,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: maximum number of generated tokens.
-        min_tokens: neither an end-of-sequence nor a stop token ends the request before this many tokens.
+        min_tokens: neither an end-of-sequence nor a stop token ends the request before this many tokens. A completed
+            grammar does.
         temperature: 0 is greedy.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the most likely tokens whose cumulative probability reaches this value.
@@ -84,7 +85,8 @@ class SamplingParams:
         grammar: the grammar that the generation must match.
 
     Raises:
-        RequestError: if a value is out of range, or `min_tokens` exceeds `max_tokens`.
+        RequestError: if a value is out of range, `min_tokens` exceeds `max_tokens`, `logit_bias` has too many tokens,
+            or a bad word is empty.
     """
 
     max_tokens: int = 16

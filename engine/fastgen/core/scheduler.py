@@ -244,7 +244,8 @@ class Scheduler:
         Call it after `roll_back`.
 
         Returns:
-            The sequence that ended for lack of memory, if the step had only one token.
+            The sequence that ended for lack of memory, if the step had only one token and the sequence had not ended
+            before; otherwise None.
         """
         if plan.num_tokens > 1:
             self._limit.shrink(plan.num_tokens)
@@ -323,7 +324,7 @@ class Scheduler:
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
         """Add full blocks to the prefix cache.
 
-        The sequence's own blocks that equal cached ones replace are kept while steps in flight may read them.
+        Blocks that are replaced by equal cached ones are kept while steps in flight may read them.
         """
         replaced = self._kv_cache.publish(sequence, num_computed)
         if self._in_flight:

@@ -51,7 +51,7 @@ class Sequence:
     constraint: Constraint | None = None  # state of its grammar, if any, after all generated tokens
 
     # Owner: core/scheduler.py, with core/step_planner.py. Progress of the generation.
-    tokens: list[int] = field(init=False)  # prompt, then generated ones; the last may be `UNKNOWN`
+    tokens: list[int] = field(init=False)  # prompt, then generated ones; the last ones may be `UNKNOWN`
     num_in_flight: int = 0  # scheduled steps that compute this sequence and have no results yet
     # While `num_computed_tokens` is below it, the next step computes the token sampled last into a block that the
     # runner knows, so there is nothing to decide or to send. 0 if unknown.

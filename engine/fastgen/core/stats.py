@@ -26,8 +26,8 @@ class SchedulerStats:
         kv_tokens: tokens of running sequences whose KV is in the cache. A token shared by several sequences counts
             once for each.
         kv_blocks_used: blocks held by sequences.
-        backlog_prompt_tokens: prompt tokens not yet computed, of queued and mid-prefill sequences. Tokens to recompute
-            count. Unbounded: it grows while load exceeds capacity.
+        backlog_prompt_tokens: prompt tokens not yet computed, of queued and mid-prefill sequences, and of those whose
+            grammar is being compiled. Tokens to recompute count. Unbounded: it grows while load exceeds capacity.
         oldest_waiting_seconds: age of the oldest sequence that is waiting or swapped; 0 if there is none.
     """
 

@@ -97,7 +97,7 @@ class StepPlan:
 
     @property
     def num_decode_tokens(self) -> int:
-        """Tokens that their sequences sampled last. The others belong to prompts, or are recomputed."""
+        """Tokens of decodes: those that their sequences sampled last. Others are prompt tokens or recomputed."""
         return self.num_continued + sum(map(self.is_decode, range(self.num_continued, len(self.sequences))))
 
     def is_decode(self, index: int) -> bool:

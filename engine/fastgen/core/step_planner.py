@@ -89,7 +89,8 @@ class StepPlanner:
     def _add_decodes(self) -> list[Sequence]:
         """Add the running sequences with one pending token; return those with more, by rank.
 
-        Left out are those beyond the token budget, those that wait for a mask, and those without a block.
+        Left out are those beyond the token budget, those that wait for a mask, those without a block, and those whose
+        last token a step in flight samples.
         """
         pool, block_size = self._pool, self._pool.block_size
         continued, prefilling = [], []

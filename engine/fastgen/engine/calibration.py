@@ -130,7 +130,7 @@ def measure(
         runner: runs the steps; nothing else may use it meanwhile.
         sizes: tokens of each step, ascending.
         seconds: rounds are repeated until this time has passed, at most five in all.
-        patience: larger sizes are skipped after this many in a row without more throughput.
+        patience: larger sizes are skipped after this many in a row that give less than 1 % more throughput.
         context: tokens in the context of each of the sequences that decode in every step, at most four.
         on_progress: called with the completed fraction, 0 to 1.
         clock: in seconds.
@@ -163,7 +163,7 @@ def _faster(one: StepTime, other: StepTime) -> StepTime:
 
 
 def _is_flat(throughputs: Sequence[float], patience: int) -> bool:
-    """Return whether the last `patience` sizes gave no more throughput than the sizes before them."""
+    """Return whether the last `patience` sizes gave less than 1 % more throughput than those before them."""
     before, last = throughputs[:-patience], throughputs[-patience:]
     return bool(before) and max(last) < _MIN_GAIN * max(before)
 

@@ -261,7 +261,7 @@ class Engine:
             failed.out_of_memory,
             "the next steps will be smaller"
             if ended is None
-            else f"request {ended.id} ends, because it was alone in it",
+            else f"request {ended.id} ends, because the step had only one token",
         )
         release_cached_memory()
         return [] if ended is None else self._ends([ended])
@@ -345,7 +345,7 @@ class Engine:
     def report(
         self, outputs: list[TokenOutput], stats: StepStats | None = None, plan: StepPlan | None = None
     ) -> StepReport:
-        """Return `outputs` with the current state; without `stats` and `plan` if no step was run."""
+        """Return `outputs` with the current state. Omit `stats` and `plan` if no step was run."""
         state = self._scheduler.stats(self._clock())
         trace = StepTrace.of(plan, self._scheduler.running, self._scheduler.waiting) if self.is_watched else None
         num_finished = sum(output.finish_reason is not None for output in outputs)

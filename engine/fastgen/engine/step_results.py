@@ -40,7 +40,9 @@ def token_output(
 
 
 def new_prompt_logprobs(plan: StepPlan, result: StepOutput) -> dict[Sequence, list[TokenLogprobs]]:
-    """Return each sequence's prompt log-probabilities, without those reported before it was preempted.
+    """Return the prompt log-probabilities of each unfinished sequence that is not pooled.
+
+    Those that were reported before it was preempted are left out.
 
     Row j of a chunk belongs to prompt token `start + j + 1`.
     """

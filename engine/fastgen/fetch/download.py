@@ -1,4 +1,4 @@
-"""Download a model: everything its source lists, reusing what its folder already has."""
+"""Download a model: the files that its source lists, except those that its folder already has."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def fetch(
     retries: Retries | None = None,
     tell: Callable[[str], None] = say,
 ) -> None:
-    """Download a model into the folder `to`; return at once if it is complete.
+    """Download a model into the folder `to`; return at once if it holds a complete model of any source.
 
     `keep`, if given, names the sibling model folders to keep. All others are removed first.
 
     Raises:
-        FetchError: the download failed; partial files are kept for the next attempt.
+        FetchError: the source is invalid, or the download failed. Partial files are kept for the next attempt, except
+            one whose size or checksum is wrong.
     """
     folder = ModelFolder(to)
     with _disk_errors(to), folder.locked():
@@ -62,9 +63,10 @@ def _fetch_files(
     free = shutil.disk_usage(folder.path).free
     if total - here > free:
         raise VolumeFull(
-            f"the volume of {folder.path} is too small: {decimal(total - here)} missing, {decimal(free)} free"
+            f"{folder.path}: the download needs {decimal(total - here)} more, but the volume has only {decimal(free)} "
+            "free: use a larger volume, or free space on it"
         )
-    tell(f"{len(listing.files)} files, {decimal(total)}, {decimal(here)} of them present")
+    tell(f"{len(listing.files)} files, {decimal(total)}, of which {decimal(here)} are present")
     progress = Progress(total, here, tell=tell)
     for file in listing.files:
         if not folder.holds(file):
@@ -79,5 +81,5 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise VolumeFull(f"the volume of {folder} is full") from None
+            raise VolumeFull(f"the volume of {folder} is full: use a larger volume, or free space on it") from None
         raise FetchError(f"{error.filename or folder}: {error.strerror or error}") from None

@@ -41,6 +41,6 @@ class Interrupted(FetchError):
 def connection_error(message: str) -> FetchError:
     """Return the error of a failed connection: a retry may work, unless the certificate is not trusted."""
     if "CERTIFICATE_VERIFY_FAILED" in message:
-        remedy = "name a file with the authorities to trust in SSL_CERT_FILE and AWS_CA_BUNDLE"
-        return FetchError(f"{message}: {remedy} (egress.caBundle of the operator's chart)")
+        remedy = "set SSL_CERT_FILE and AWS_CA_BUNDLE to a file with the certificate authorities to trust"
+        return FetchError(f"{message}: {remedy} (egress.caBundle in the operator's chart)")
     return Interrupted(message)

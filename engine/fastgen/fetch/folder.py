@@ -53,7 +53,7 @@ class ModelFolder:
         return known == {"size": file.size, "tag": file.tag} and _size(self.path / file.name) == file.size
 
     def part(self, file: RemoteFile) -> Path:
-        """Return the path of the partial file; other contents of that name have other paths."""
+        """Return the path of the partial file. It depends on the tag, so that changed content starts anew."""
         return self._state / f"{file.name}.{hashlib.sha256(file.tag.encode()).hexdigest()[:12]}.part"
 
     def fetched(self, file: RemoteFile) -> int:
@@ -61,7 +61,7 @@ class ModelFolder:
         return file.size if self.holds(file) else min(file.size, _size(self.part(file)) or 0)
 
     def tidy(self, files: Iterable[RemoteFile]) -> None:
-        """Remove the marker, and everything except these files and their partial files."""
+        """Remove the marker, and everything else but these files, if complete, and their partial files."""
         wanted = tuple(files)
         (self._state / MARKER).unlink(missing_ok=True)
         kept = {self.path / file.name for file in wanted if self.holds(file)} | {self._state}
@@ -71,7 +71,7 @@ class ModelFolder:
                 _remove(entry)
 
     def keep(self, file: RemoteFile) -> None:
-        """Rename a complete file to its name."""
+        """Record a file that is received completely, and rename its partial file to its name."""
         record = {**_read(self._state / "files.json"), file.name: {"size": file.size, "tag": file.tag}}
         # The record comes first: with only the record, the file does not count as present.
         _write(self._state / "files.json", record)
@@ -83,7 +83,7 @@ class ModelFolder:
         _write(self._state / MARKER, {**about, "files": {file.name: file.size for file in files}})
 
     def evict_siblings(self, keep: Iterable[str]) -> list[str]:
-        """Remove the model folders next to this one except those named; other folders stay."""
+        """Remove the model folders next to this one, except those in `keep`, and return their names."""
         names = {self.path.name, *keep}
         siblings = [entry.parent for entry in self.path.parent.glob(f"*/{_STATE}") if entry.parent.name not in names]
         for sibling in sorted(siblings):

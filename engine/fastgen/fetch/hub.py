@@ -104,7 +104,9 @@ def _plain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError:
-        raise AccessDenied(f"{what}: gated: accept its terms with the account of HF_TOKEN") from None
+        raise AccessDenied(
+            f"{what}: gated: accept its terms on the hub, and set HF_TOKEN to a token of the account that did"
+        ) from None
     except RevisionNotFoundError:
         raise SourceNotFound(f"{what}: no such revision") from None
     except RepositoryNotFoundError as error:

@@ -14,7 +14,7 @@ def say(line: str) -> None:
     print(f"fastgen: {line}", file=sys.stderr, flush=True)
 
 
-# Between two lines.
+# Minimum time between two lines.
 _EVERY_SECONDS = 5.0
 
 

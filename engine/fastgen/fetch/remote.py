@@ -42,7 +42,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Files to download; `version` is the source's identifier of this exact state, if it has one."""
+    """Files to download; `version` is the source's identifier of this exact state; empty if it has none."""
 
     version: str
     files: tuple[RemoteFile, ...]

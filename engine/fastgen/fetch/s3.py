@@ -65,7 +65,7 @@ class S3Remote:
             )
             objects = [entry for page in pages for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
         if not objects:
-            raise SourceNotFound(f"{source}: no objects below it")
+            raise SourceNotFound(f"{source}: no objects directly below it: give the folder of the model's files")
         files = (RemoteFile(entry["Key"], entry["Size"], entry["ETag"]) for entry in objects)
         return Listing("", select_model(source, files))
 
@@ -127,5 +127,5 @@ def _of_answer(what: str, error: ClientError) -> FetchError:
     if code in _REFUSED or status in (401, 403, 404):
         return AccessDenied(f"{message}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if code == _CHANGED:
-        return FetchError(f"{what}: changed during the download")
+        return FetchError(f"{what}: changed during the download: start it again")
     return Interrupted(message) if status >= 500 or status in (408, 429) else FetchError(message)

@@ -34,10 +34,10 @@ class Source:
     revision: str = DEFAULT_REVISION
 
     def open(self, timeout: float) -> RemoteFiles:
-        """Return the remote; `timeout` is seconds without a byte.
+        """Return the remote. After `timeout` seconds without a byte, a connection counts as broken.
 
         Raises:
-            NotASource: the text is not a source.
+            NotASource: the text has none of `FORMS`.
         """
         # Each imports its own slow library.
         if (match := _HUB.fullmatch(self.text)) is not None:
@@ -48,4 +48,4 @@ class Source:
             from fastgen.fetch.s3 import S3Remote
 
             return S3Remote(match["bucket"], match["key"], timeout)
-        raise NotASource(f"{self.text}: give {FORMS}")
+        raise NotASource(f"{self.text}: not a source of a model: give {FORMS}")

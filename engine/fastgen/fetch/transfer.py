@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Retry policy: number of attempts, and waits in seconds that double from `first` to `longest`.
+    """Retry policy: the waits between attempts, in seconds, double from `first` to `longest`.
 
-    `limit` is the maximum number of consecutive failures without progress: any received byte resets the count.
+    The `limit`-th consecutive failure without progress is the last. Any received byte resets the count.
     """
 
     limit: int = 6
@@ -32,7 +32,7 @@ class Retries:
         """Return the attempt's result; `received` returns the bytes so far, `say` reports each failure.
 
         Raises:
-            Interrupted: the last attempt failed. Other errors are raised at once.
+            Interrupted: the last attempt failed, see `limit`. Other errors of an attempt are raised at once.
         """
         failures, before = 0, received()
         while True:
@@ -53,7 +53,7 @@ def transfer(remote: RemoteFiles, file: RemoteFile, part: Path, count: Callable[
 
     Raises:
         Interrupted: the connection broke or the source ended early; `part` keeps its bytes.
-        FetchError: the source cannot be read, or the bytes are not those of the file; then `part` is removed.
+        FetchError: the source cannot be read. Or the size or checksum is wrong, and `part` has been removed.
         OSError: writing failed.
     """
     with part.open("ab") as out:
@@ -69,7 +69,9 @@ def transfer(remote: RemoteFiles, file: RemoteFile, part: Path, count: Callable[
         raise Interrupted(f"{file.path}: the response ended after {size} of {file.size} bytes")
     if size > file.size or (file.sha256 is not None and _sha256(part) != file.sha256):
         part.unlink()
-        raise FetchError(f"{file.path}: the received file is not the listed one: its checksum or size differs")
+        raise FetchError(
+            f"{file.path}: the received file is not the listed one, its checksum or size differs: download it again"
+        )
 
 
 def _sha256(path: Path) -> str:

@@ -115,7 +115,7 @@ def _host_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype)
 
 
 def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeroed host memory that a GPU copies to and from beside the host.
+    """Return zeroed, page-locked host memory, which a GPU copies to and from while the host continues.
 
     It takes no more than its size. torch's own pinned memory takes the next power of two.
 

@@ -69,7 +69,7 @@ class EngineClient:
 
     Attributes:
         info: the served model and its limits.
-        in_flight: the requests in the engine.
+        in_flight: this process's requests in the engine. Both are set when the engine is ready.
     """
 
     info: EngineInfo
@@ -219,7 +219,7 @@ class EngineClient:
     async def stop(self) -> None:
         """Stop the engine process, if this process started it, and wait some seconds for its exit.
 
-        The receivers of unfinished requests are told to `fail`.
+        Calls `fail` of the receivers of unfinished requests.
         """
         if self._process.is_owned:
             if self.alive and self._is_ready:

@@ -88,7 +88,7 @@ class InFlight:
         return list(self._receivers)
 
     def record(self, report: StepReport) -> None:
-        """Deliver the outputs of a report and update the number of running requests."""
+        """Deliver the outputs of a report, and update how many requests the engine can run at once."""
         if report.num_finished:
             self._finished.add(report.num_finished)
         for output in report.outputs:

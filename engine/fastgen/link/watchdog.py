@@ -99,12 +99,12 @@ class ProcessorWait:
         self._seconds = self._read()
 
     def since_last(self) -> float:
-        """Return the seconds since the last call; 0 where the kernel does not count them."""
+        """Return the seconds waited since the last call; 0 where the kernel does not count them."""
         before, self._seconds = self._seconds, self._read()
         return max((seconds - before.get(task, seconds) for task, seconds in self._seconds.items()), default=0.0)
 
     def _read(self) -> dict[str, float]:
-        """Return the time on the run queue, in seconds, of each thread."""
+        """Return how long each thread has waited on the run queue, in seconds."""
         found = {}
         with suppress(OSError):
             for task in self._tasks.iterdir():

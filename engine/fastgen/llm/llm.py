@@ -146,8 +146,8 @@ class LLM:
             chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            RequestError: if the model has no chat template, the template rejects the messages, or the model cannot
-                serve the request.
+            RequestError: if the model has no chat template, the template rejects the messages, an argument is invalid,
+                or the model cannot serve the request.
         """
         prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
         max_tokens = max(1, min(self._reply_tokens, self.max_model_length - len(prompt)))
@@ -159,7 +159,7 @@ class LLM:
         """Stream the completion of one prompt. Closing the iterator cancels the generation.
 
         Raises:
-            RequestError: on the first iteration, if the model cannot serve the request.
+            RequestError: on the first iteration, if an argument is invalid or the model cannot serve the request.
         """
         yield from self._run([self._prepare(prompt, sampling or self.default_sampling, stop)])
 

@@ -34,8 +34,9 @@ class Response:
 
     Attributes:
         generated_text: the generated text; with `return_full_text`, the prompt and the generated text.
-        prompt_length, generated_length: number of tokens.
-        finish_reason: "stop", "length" or, if the generation was cut short, another `FinishReason`.
+        prompt_length, generated_length: number of tokens. In a streamed chunk, 0 and the number of chunks so far.
+        finish_reason: "stop", "length" or, if the generation was cut short, another `FinishReason`. None in a streamed
+            chunk that is not the last.
     """
 
     generated_text: str
@@ -55,7 +56,8 @@ class GenerateArguments:
         max_length: maximum number of prompt and generated tokens; ignored with `max_new_tokens`.
         max_new_tokens, min_new_tokens: maximum and minimum number of generated tokens.
         do_sample: False decodes greedily and ignores `top_p`, `top_k` and `temperature`.
-        top_p, top_k, temperature: sampling parameters.
+        top_p, top_k, temperature: sampling parameters. Without `top_k` all tokens are kept; the temperature defaults
+            to 1.
         stop: stop strings, in addition to the model's end-of-sequence tokens.
         ignore_eos: continue after an end-of-sequence token.
         return_full_text: return the prompt followed by the generated text.

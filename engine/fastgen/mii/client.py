@@ -39,7 +39,7 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
         api_key: API key, if the server requires one; defaults to the environment variable FASTGEN_API_KEY.
 
     Raises:
-        DeploymentError: no deployment has this name, or it is not ready yet or has ended.
+        DeploymentError: as `deployments.find`, or the deployment is not ready yet or has ended.
     """
     deployment = deployments.find(deployment_name)
     if not deployment.url:
@@ -98,14 +98,15 @@ class Client:
             if self._running():
                 raise DeploymentError(str(error)) from error
             raise DeploymentError(
-                f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log})"
+                f"deployment {self.deployment.name!r} has ended ({error}; its log: {self.deployment.log}): start it "
+                "again with fastgen.serve"
             ) from error
 
     def terminate_server(self) -> None:
         """Terminate the server for all clients; running requests can finish during its drain.
 
         Raises:
-            DeploymentError: the server does not exit.
+            DeploymentError: the server does not exit in time.
         """
         self._end(signal.SIGTERM, self.deployment.drain_seconds + _EXIT_SECONDS)
 
@@ -154,7 +155,7 @@ class Client:
             if time.monotonic() > deadline:
                 raise DeploymentError(
                     f"deployment {self.deployment.name!r} (process {self.deployment.pid}) does not exit: see "
-                    f"{self.deployment.log}"
+                    f"{self.deployment.log}, or end it with kill()"
                 )
             time.sleep(_POLL_SECONDS)
         deployments.forget(self.deployment.name)

@@ -47,7 +47,7 @@ def runtime_folder() -> Path:
     """Return the folder of the deployment files, which only this user can access; create it if missing.
 
     Raises:
-        DeploymentError: others can access the folder.
+        DeploymentError: the folder belongs to another user, or others can access it.
     """
     given = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(given) / "fastgen" if given else Path(tempfile.gettempdir()) / f"fastgen-{os.getuid()}"
@@ -64,7 +64,8 @@ def find(name: str) -> Deployment:
     """Return the deployment of this name, running or not.
 
     Raises:
-        DeploymentError: no deployment has this name, or its file cannot be read.
+        DeploymentError: no deployment has this name, the name is invalid, its file cannot be read, or as
+            `runtime_folder`.
     """
     try:
         return Deployment(**json.loads(_file(name).read_text()))
@@ -80,7 +81,7 @@ def reserve(name: str) -> None:
     """Reserve a name for a deployment that this process starts; that of an ended deployment is free.
 
     Raises:
-        DeploymentError: the name is in use or invalid, or its file cannot be read.
+        DeploymentError: the name is in use or invalid, its file cannot be read, or as `runtime_folder`.
     """
     pid = os.getpid()
     began = process_began(pid)

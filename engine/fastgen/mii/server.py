@@ -47,14 +47,15 @@ def serve(
 
     Args:
         model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
-        deployment_name: name for `fastgen.client`; defaults to the model's file or folder name without `.gguf`.
+        deployment_name: name for `fastgen.client`; defaults to the model's file or folder name without `.gguf`, or to
+            the name of a hub model without its organisation.
         host, port: address to listen on; port 0 chooses a free port.
         replica_num: must be 1; more replicas require a FastGenDeployment.
         settings: settings of engine and server, named as in `fastgen.config`.
 
     Raises:
         ConfigError: the model, a setting or the host is not supported.
-        DeploymentError: the name is in use or invalid, or the server exits before it is ready.
+        DeploymentError: as `deployments.reserve`, or the server exits before it is ready.
     """
     check_model_arguments(settings | ({"replica_num": replica_num} if replica_num != 1 else {}))
     settings = parsed_settings(settings, (*ENGINE_SETTINGS, *SERVER_SETTINGS))

@@ -38,13 +38,13 @@ class ChunkSpan:
 class ForwardInput:
     """The arrays of one step with T rows.
 
-    The first D rows are decodes. S rows are sampled, P are scored and Q are pooled, as in `StepInput`.
+    The first D rows are decodes. N rows are sampled, P are scored and Q are pooled, as in `StepInput`.
 
     Attributes:
         token_ids: [T].
         positions: [T], position of each row in its sequence.
         blocks, slots: [T], cache location of each row's key and value.
-        logit_rows: [S + P + Q], rows whose last hidden states are needed: the sampled rows in chunk order, then the
+        logit_rows: [N + P + Q], rows whose last hidden states are needed: the sampled rows in chunk order, then the
             scored ones, then the pooled ones.
         tables: block tables of all rows of the runner in one array.
         table_starts: [D], index of each decode's first block in `tables`.

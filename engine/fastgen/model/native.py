@@ -86,7 +86,7 @@ def load_on_gpu(
 ) -> Decoder[DeviceInput]:
     """Load the model at `source` for the operators of `fastgen.kernels.gpu`.
 
-    `cache_dtype` is torch.float8_e4m3fn, or None for `dtype`.
+    `cache_dtype` is torch.float8_e4m3fn or `dtype`; None for `dtype`.
     """
     checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress)
     longest = max_model_length or source.architecture.default_length

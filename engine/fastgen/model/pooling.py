@@ -41,7 +41,7 @@ def pooling_config(source: ModelSource) -> PoolingConfig | None:
 
     Raises:
         ConfigError: if a file cannot be read.
-        ModelError: naming the file and the unsupported module or method of modules.json.
+        ModelError: naming the module or method that is not supported, or the field with an invalid value.
     """
     if source.gguf is not None:
         kind = source.gguf.metadata.get("general.architecture")

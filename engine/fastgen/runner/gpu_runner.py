@@ -121,7 +121,7 @@ class GPURunner(BaseRunner[DeviceInput]):
         return StepResults(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
 
     def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the masks [M, words] and each sampled row's index in them, or -1: [N]."""
+        """Return the masks [M, words], and each sampled row's index in them or -1 [N]; (None, None) without masks."""
         if not masks:
             return None, None
         index = np.full(len(step.sampled), -1, np.int32)

@@ -3,8 +3,8 @@
 Sampling parameters apply in this order, which is the order of transformers and vLLM where they agree:
 
 1. logit_bias, then repetition, frequency and presence penalties;
-2. masks: tokens that the grammar forbids, then bans: end tokens before min_tokens, and bad words. Where bans would
-   leave no token, they are ignored;
+2. masks: tokens that the grammar forbids, then bans: end and stop tokens before min_tokens, and bad words. Where bans
+   would leave no token, they are ignored;
 3. greedy: the largest logit; otherwise temperature and filters, then a random draw.
 
 Random numbers are counter-based, keyed by (seed, position): the same seed gives the same tokens regardless of the rest

@@ -179,7 +179,7 @@ def test_free_space_is_checked_before_the_download(tmp_path: Path, monkeypatch: 
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     remote = FakeRemote()
-    with pytest.raises(VolumeFull, match="352 bytes missing, 100 bytes free"):
+    with pytest.raises(VolumeFull, match="needs 352 bytes more, but the volume has only 100 bytes free"):
         run(remote, tmp_path / "one")
     assert remote.served == 0
 

@@ -40,7 +40,7 @@ def test_a_full_volume_is_reported_and_the_download_resumes_after_it_has_grown(v
     with serving(repository) as hub:
         ended = fetch("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
         assert ended.code == 5, ended.output
-        assert "6.3 MB missing" in ended.last
+        assert "needs 6.3 MB more" in ended.last
         assert hub.served == 0
         # Other writers fill it during the download, after the check of the free space.
         subprocess.run(["mount", "-o", f"remount,size={2 * SMALL}", volume], check=True)

@@ -105,7 +105,7 @@ def test_one_file_is_downloaded_by_name(store: Store, tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, int, str]] = [
     ("s3://nowhere/models/tiny", 3, "no such bucket"),
-    ("s3://weights/models/none", 3, "no objects below it"),
+    ("s3://weights/models/none", 3, "no objects directly below it"),
     ("s3://weights/models/none.gguf", 3, "no such object"),
     ("s3://weights/models/tiny-2", 3, "holds no *.safetensors"),
 ]

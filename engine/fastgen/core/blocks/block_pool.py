@@ -91,8 +91,8 @@ class BlockPool:
         """Add blocks `num_published` to `num_full - 1` of `table`, which are full, to the prefix cache.
 
         Where the cache has an equal block already, that block replaces the sequence's own in `table`. Returns the
-        sequence's own blocks by their index in `table`. They keep their references until the caller releases them:
-        steps in flight may still read them.
+        replaced blocks by their index in `table`. They keep their references until the caller releases them: steps in
+        flight may still read them.
         """
         replaced: dict[int, int] = {}
         for index in range(num_published, num_full):

@@ -71,7 +71,7 @@ class KVCacheManager:
     def publish(self, sequence: Sequence, num_computed: int) -> list[int]:
         """Add the full blocks among the first `num_computed` tokens of a sequence to the prefix cache.
 
-        Returns the blocks of the sequence that equal blocks of the cache replaced. The caller releases them.
+        Returns the sequence's blocks that were replaced by equal cached ones. The caller releases them.
         """
         if sequence.cache_salt is None:
             return []

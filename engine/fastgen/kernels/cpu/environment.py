@@ -1,7 +1,7 @@
 """Process-wide settings that numba, OpenMP, torch and oneDNN read once.
 
 Call `prepare` before importing torch and numba. It keeps variables that the user has set, except a NUMBA_CACHE_DIR that
-cannot be written to.
+cannot be written to, or that is another user's and world-writable.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _sequence_of_tile(query_starts, tile, num_sequences, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _decode_e4m3(x, DTYPE: tl.constexpr):
-    """Convert to DTYPE; bytes are float8_e4m3fn, whose exponent is 8 less than that of a half."""
+    """Convert to DTYPE; bytes are float8_e4m3fn, whose exponent bias is 8 less than that of a half."""
     if x.dtype == tl.uint8:
         bits = x.to(tl.uint16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
@@ -78,7 +78,7 @@ def _attend(
 ):  # fmt: skip
     """Add the KV tiles `first_tile .. end_tile` to the online softmax (top, norm, sums).
 
-    `top` is the greatest score of each row in units of log 2, `norm` the sum of the exponentials, `sums` that of the
+    `top` is the greatest score of each row times log2(e), `norm` the sum of the exponentials, `sums` that of the
     weighted values. Only keys of `first_key .. end_key` are read. MASK: some of them are invisible to some rows.
     """
     d = tl.arange(0, PADDED_DIM)
@@ -154,7 +154,7 @@ def paged_attention_kernel(
 ):  # fmt: skip
     """Compute one tile of the step, or one range of the keys of a decode.
 
-    Grid: [kv heads, num_extra + tiles]. `scale` is in units of log 2. Without a workspace no decode is
+    Grid: [kv heads, num_extra + tiles]. `scale` includes the factor log2(e). Without a workspace no decode is
     split. DIAGONAL: visit fully visible KV tiles without a mask first. SPLIT_TILES: fewest KV tiles of a split. MERGED:
     splits that are added at once. NUM_COUNTERS: elements of the workspace that precede the partial results.
     """

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = [result for result in results if not result.is_good]
     print(file=sys.stderr)
     for result in bad:
-        print(f"does not fit: {result}")
+        print(f"failed: {result}")
     print(table_page(results))
     print(f"\n{len(results)} compiled, {len(bad)} failed; torch {torch.__version__}, triton {triton.__version__}.")
     return 1 if bad else 0

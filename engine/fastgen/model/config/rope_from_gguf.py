@@ -46,7 +46,7 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
     if dimensions > head_dim or (dimensions != head_dim and kind != "phi3"):
         raise ModelError(f"{kind}.rope.dimension_count is {dimensions}, not the head size {head_dim}: not supported")
     if fields.integer("rope.dimension_count_swa", dimensions) != dimensions:
-        raise ModelError(f"{kind}.rope.dimension_count_swa is not {dimensions}, as in other layers: not supported")
+        raise ModelError(f"{kind}.rope.dimension_count_swa is not {dimensions}, that of other layers: not supported")
     default = 1_000_000.0 if kind == "gemma3" else 10_000.0
     everywhere = RopeConfig(_base(fields, "rope.freq_base", default), dimensions, _scaling(file, fields, dimensions))
     if ROPE_FACTORS in file.tensor_names():

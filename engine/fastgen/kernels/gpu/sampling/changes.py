@@ -51,12 +51,12 @@ def change_logits(logits: torch.Tensor, parameters: IntArray, changes: abc.Seque
 
 
 def is_banned(preceding: list[int] | None, generated: list[int], num_generated: int, min_tokens: int) -> bool:
-    """Return whether an end token, or the last token of a bad word, is banned.
+    """Return whether an end or stop token, or the last token of a bad word, is banned.
 
     A word that begins in the prompt is not banned: it is not generated as a whole.
 
     Args:
-        preceding: the tokens of the bad word before its last one; None for an end token.
+        preceding: the tokens of the bad word before its last one; None for an end or stop token.
         generated: the generated tokens, or as many of the last ones as the longest bad word needs.
         num_generated: number of generated tokens.
         min_tokens: tokens to generate before one may end the generation.

@@ -24,9 +24,9 @@ class Column(IntEnum):
     Offsets count elements of `lists`. A slot's segment holds, in this order:
 
     - at BIASES, NUM_BIASES tokens in ascending order, then their biases (bits of float32);
-    - at BANS, NUM_BANS tokens in ascending order, each an end token of the model or the last token of a bad word; then
-      for each the number of tokens that precede it in the bad word, or -1 for an end token; then the offset of these
-      preceding tokens from BANS; then whether the token is banned in this step; then all preceding tokens;
+    - at BANS, NUM_BANS tokens in ascending order, each an end or stop token or the last token of a bad word; then for
+      each the number of tokens that precede it in the bad word, or -1 for an end or stop token; then the offset of
+      these preceding tokens from BANS; then whether the token is banned in this step; then all preceding tokens;
     - at RING, the last RING_LENGTH generated tokens: token i of the generation is at i modulo RING_LENGTH.
     """
 

@@ -32,10 +32,10 @@ def process_logits(
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `logits` with bias, penalties, banned tokens and grammar masks applied, in this order.
+    """Return `logits` with bias, penalties, grammar masks and bans applied, in this order.
 
-    Banned tokens are the end tokens before `min_tokens` are generated, and tokens that would complete a bad word. If a
-    row's mask and bans would leave it no token, its bans are ignored: the grammar takes precedence.
+    Banned tokens are end and stop tokens before `min_tokens` are generated, and tokens that would complete a bad word.
+    If a row's mask and bans would leave it no token, its bans are ignored: the grammar takes precedence.
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; not modified.

@@ -51,7 +51,9 @@ class RequestQueue:
         return len(self.sequences)
 
     def shortest(self, priority: int) -> Sequence | None:
-        """Return the sequence with the fewest pending tokens; None if `priority` is not the first one queued."""
+        """Return the sequence of the first priority with the fewest pending tokens.
+
+        None if the queue is empty, or `priority` is not its first priority."""
         return self._by_length[0] if self._by_length and self._by_length[0].priority == priority else None
 
     def oldest_arrival(self) -> float:

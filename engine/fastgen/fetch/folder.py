@@ -61,7 +61,10 @@ class ModelFolder:
         return file.size if self.holds(file) else min(file.size, _size(self.part(file)) or 0)
 
     def tidy(self, files: Iterable[RemoteFile]) -> None:
-        """Remove the marker, and everything else but these files, if complete, and their partial files."""
+        """Remove the marker, and everything that these files do not need.
+
+        Complete ones of them, their partial files and the records stay.
+        """
         wanted = tuple(files)
         (self._state / MARKER).unlink(missing_ok=True)
         kept = {self.path / file.name for file in wanted if self.holds(file)} | {self._state}

@@ -39,7 +39,7 @@ class Progress:
         self._told_at, self._told_received = clock(), 0
 
     def count(self, size: int) -> None:
-        """Count received bytes."""
+        """Count received bytes, and report the progress if it is time to."""
         self.received += size
         passed = self._clock() - self._told_at
         if passed >= _EVERY_SECONDS:

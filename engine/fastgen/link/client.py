@@ -219,7 +219,7 @@ class EngineClient:
     async def stop(self) -> None:
         """Stop the engine process, if this process started it, and wait some seconds for its exit.
 
-        Calls `fail` of the receivers of unfinished requests.
+        Calls `fail` on the receivers of unfinished requests.
         """
         if self._process.is_owned:
             if self.alive and self._is_ready:

@@ -120,7 +120,7 @@ class StepReport(msgspec.Struct, tag="step", frozen=True):
         num_finished: requests of all clients that this report ends. Cancelled ones are not reported.
         step: counters of the step; those of `StepStats()` if the report comes without one.
         scheduler: the state after it.
-        step_model: (a, b, c) of the fit step = a + b * tokens + c * kv_tokens, in seconds; zeros until there is one.
+        step_model: (a, b, c) of the fit seconds = a + b * tokens + c * kv_tokens; zeros until there is one.
         trace: the step by request, while the client watches.
     """
 

@@ -43,7 +43,7 @@ class LLM:
         settings: fields of `fastgen.config.EngineConfig`; sizes may be strings such as "2GiB".
 
     Attributes:
-        config: the settings. `config.budget` is a number, also if calibration found it.
+        config: the settings. `config.budget` is a number, even if the setting is `auto`.
         tokenizer: the model's tokenizer.
         engine: the engine, for callers that drive requests themselves.
         default_sampling: the parameters of calls without any.

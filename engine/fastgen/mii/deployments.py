@@ -127,5 +127,8 @@ def process_began(pid: int) -> int | None:
 
 def _file(name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise DeploymentError(f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores")
+        raise DeploymentError(
+            f"deployment name {name!r}: use at most 63 letters, digits, dots, dashes and underscores, with a letter or "
+            "digit first"
+        )
     return runtime_folder() / f"{name}.json"

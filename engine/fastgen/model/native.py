@@ -116,7 +116,7 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
 
     Raises:
         ConfigError: as `open_safetensors`.
-        ModelError: naming a tensor that is missing, unknown or has another shape.
+        ModelError: as `open_gguf` or `open_safetensors`.
     """
     if source.gguf is not None:
         return open_gguf(source.gguf, source.architecture)

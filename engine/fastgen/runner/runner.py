@@ -167,7 +167,7 @@ class HostTicket:
     _output: StepOutput | None = None
 
     def sample(self, masks: list[Mask]) -> None:
-        """Sample."""
+        """Sample the tokens, and compute the other results."""
         self._output = self._runner.sample(self._step, self._hidden, masks)
 
     def result(self) -> StepOutput:

@@ -29,7 +29,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.
 
 
 def unpack_logprobs(packed: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
-    """Return the results of the operator `token_logprobs`, copied to the host.
+    """Unpack the results of the operator `token_logprobs`, on the host.
 
     Args:
         packed: [Q, 2 + 2 * num_top] float64.

@@ -222,7 +222,7 @@ class _Segments:
         self._free = free
 
     def extend(self, capacity: int) -> None:
-        """Make the list `capacity` elements long, which is more than before."""
+        """Add free elements, up to a list of `capacity` elements."""
         added = range(self._capacity, capacity)
         self._capacity = capacity
         self.give_back(added)

@@ -24,7 +24,8 @@ class KVCacheManager:
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached leading blocks of a waiting sequence, with a reference to each.
 
-        At least one token is left to compute, so that there are logits to sample from.
+        At least one token is left to compute, so that there are logits to sample from. Empty if the sequence shares no
+        blocks, or if all its prompt tokens must be computed.
         """
         if sequence.cache_salt is None:
             return []

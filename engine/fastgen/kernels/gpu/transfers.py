@@ -10,7 +10,7 @@ import torch
 
 
 def upload(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to the device through pinned memory, without waiting for the copy."""
+    """Copy an array to a GPU through pinned memory, without waiting. On a CPU, return a view of it."""
     return _pinned(values, device).to(device, non_blocking=True)
 
 
@@ -40,7 +40,7 @@ class HostCopy:
 
 
 def download(values: torch.Tensor) -> HostCopy:
-    """Start copying a tensor to pinned memory."""
+    """Start copying a tensor from a GPU to pinned memory. A tensor on a CPU is not copied."""
     if values.device.type != "cuda":
         return HostCopy(values, None)
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -125,7 +125,7 @@ def _of_answer(what: str, error: ClientError) -> FetchError:
         return SourceNotFound(f"{what}: {'no such bucket' if code == 'NoSuchBucket' else 'no such object'}")
     # Some stores report an unknown key as not found, others as denied.
     if code in _REFUSED or status in (401, 403, 404):
-        return AccessDenied(f"{message}: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        return AccessDenied(f"{message}: check the name, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if code == _CHANGED:
         return FetchError(f"{what}: changed during the download: start it again")
     return Interrupted(message) if status >= 500 or status in (408, 429) else FetchError(message)

@@ -107,6 +107,7 @@ class LLM:
 
         Raises:
             RequestError: if an argument is invalid, or the model cannot serve one of the requests; then none is run.
+            CheckerUnavailable: if a grammar cannot be checked, for example on a busy machine; then none is run.
         """
         if n < 1:
             raise RequestError(f"n is {n}: it must be at least 1", "n")
@@ -148,6 +149,7 @@ class LLM:
         Raises:
             RequestError: if the model has no chat template, the template rejects the messages, an argument is invalid,
                 or the model cannot serve the request.
+            CheckerUnavailable: as `generate`.
         """
         prompt = self.chat_prompt(messages, chat_template_kwargs=chat_template_kwargs)
         max_tokens = max(1, min(self._reply_tokens, self.max_model_length - len(prompt)))
@@ -160,6 +162,7 @@ class LLM:
 
         Raises:
             RequestError: on the first iteration, if an argument is invalid or the model cannot serve the request.
+            CheckerUnavailable: on the first iteration, as `generate`.
         """
         yield from self._run([self._prepare(prompt, sampling or self.default_sampling, stop)])
 

@@ -66,7 +66,7 @@ def download_model(model: str) -> Path:
             "HF_TOKEN to a token with access"
         ) from None
     except errors.HFValidationError as error:
-        raise ModelError(f"model {model}: no name of a model on a hub: {first_line(error)}") from None
+        raise ModelError(f"model {model}: not a valid name of a model on a hub: {first_line(error)}") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise ModelError(f"model {model}: not cached, and {reason}: give a path, or download it first") from None

@@ -50,7 +50,8 @@ class ModelSource:
         """Open `model`, a path or the name of a model on a hub, which is downloaded if it is not cached.
 
         Raises:
-            ConfigError: if one of its files is damaged; a ModelError if it does not exist or cannot be served.
+            ConfigError: if one of its files is damaged, or its tokenizer is not supported; a ModelError if it does not
+                exist or cannot be served.
         """
         try:
             path = Path(model).expanduser()

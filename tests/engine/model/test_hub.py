@@ -82,7 +82,7 @@ def test_hub_errors_are_one_line_with_the_remedy(hub: Hub, tmp_path: Path) -> No
     assert f"gated: accept its terms at {hub.url}/tests/gated and set HF_TOKEN" in gated
     assert "has no such revision of tests/tiny" in revision
     (invalid,) = open_models(hub.url, tmp_path, "tests/a--b")
-    assert "tests/a--b: no name of a model on a hub: " in invalid
+    assert "tests/a--b: not a valid name of a model on a hub: " in invalid
     (offline,) = open_models(hub.url, tmp_path, "tests/tiny", HF_HUB_OFFLINE="1")
     assert "not cached, and HF_HUB_OFFLINE is set" in offline
     (unreachable,) = open_models("http://127.0.0.1:9", tmp_path, "tests/tiny")

@@ -26,7 +26,7 @@ def load_transformers_model(
     Weights and cache are on `device` in `dtype`; `progress` is called with the fraction loaded, 0 to 1.
 
     Raises:
-        ConfigError: if a file of the tokenizer is damaged.
+        ConfigError: as `end_token_id`.
         ModelError: naming the architecture if it cannot be served correctly, or the file or tensor at fault.
     """
     progress(0.0)

@@ -86,7 +86,7 @@ class ModelFolder:
         _write(self._state / MARKER, {**about, "files": {file.name: file.size for file in files}})
 
     def evict_siblings(self, keep: Iterable[str]) -> list[str]:
-        """Remove the model folders next to this one, except those in `keep`, and return their names."""
+        """Remove the model folders next to this one, except those in `keep`; return the removed names."""
         names = {self.path.name, *keep}
         siblings = [entry.parent for entry in self.path.parent.glob(f"*/{_STATE}") if entry.parent.name not in names]
         for sibling in sorted(siblings):
@@ -97,7 +97,7 @@ class ModelFolder:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file is missing or incomplete."""
+    """Return the object in a JSON file; {} if the file is missing or holds none."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -24,7 +24,7 @@ class PoolingConfig:
     """How a model turns hidden states into a vector.
 
     Attributes:
-        method: which tokens' hidden states are pooled.
+        method: `last` takes the hidden state of the last token, `mean` the mean of those of all tokens.
         normalised: whether vectors are scaled to length 1.
         dimensions: lengths to which the model's vectors may be truncated; empty if it names none.
     """

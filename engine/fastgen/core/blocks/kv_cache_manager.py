@@ -47,7 +47,7 @@ class KVCacheManager:
         sequence.num_published_blocks = len(table)
 
     def swap_in(self, sequence: Sequence, table: list[int]) -> Copies:
-        """Start a swapped sequence with the cached blocks of `table`; return the copies of its other blocks."""
+        """Start a swapped sequence with the cached blocks of `table`; return the copies to make of the others."""
         num_cached = len(table)
         self.pool.extend(table, sequence.num_computed_tokens)
         copies = list(zip(table[num_cached:], sequence.host_blocks[num_cached:], strict=True))
@@ -57,7 +57,7 @@ class KVCacheManager:
         return copies
 
     def preempt(self, victim: Sequence) -> Copies:
-        """Free the cache blocks of a running sequence; return their copies to the host, if it is swapped out."""
+        """Free the cache blocks of a running sequence; return the copies to make if it is swapped out, or none."""
         copies: Copies = []
         num_shared = self.pool.num_shared(victim.block_table)
         if self._preemption.should_swap(victim, num_shared, self.pool.block_size, self._host):

@@ -36,7 +36,7 @@ def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
 
 
 def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
-    """Start a process for each module that numba's folder lacks, to compile the module into it.
+    """Start and return a process for each module that numba's folder lacks, which compiles it into the folder.
 
     Start none without a folder, or if this process has already imported numba.
     """

@@ -43,7 +43,7 @@ _ACTIVATE: dict[Activation, Callable[[ElementArray, ElementArray], None]] = {
 
 
 class CPUBackend:
-    """The CPUs of one machine.
+    """The backend for the CPUs of one machine; see `backend.Backend`.
 
     Args:
         ropes: one for each of the architecture's RoPE configurations.

@@ -36,7 +36,7 @@ class GPUFormat(TorchFormat):
 
 
 class GPUBackend:
-    """One GPU.
+    """The backend for one GPU; see `backend.Backend`.
 
     Args:
         ropes: one for each of the architecture's RoPE configurations.

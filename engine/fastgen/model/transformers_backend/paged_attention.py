@@ -19,7 +19,7 @@ _CONTEXT = "fastgen_context"
 
 
 class NotServedError(Exception):
-    """A model needs attention that is not implemented here; the message completes "it needs ..."."""
+    """A model needs something that is not implemented here; the message completes "it needs ..."."""
 
 
 @dataclass

@@ -149,7 +149,7 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
 
 
 def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
-    """Run the largest step, with all features of sampling, and then smaller ones without them.
+    """Run the largest step, with filters, a penalty, logprobs and masks, and then smaller greedy ones.
 
     The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
     for, its kernels are compiled now, and not while others wait for their tokens.

@@ -76,10 +76,10 @@ def _attend(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     DTYPE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Add the KV tiles `first_tile .. end_tile` to the online softmax (top, norm, sums).
+    """Add the KV tiles `first_tile` to `end_tile - 1` to the online softmax (top, norm, sums).
 
     `top` is the greatest score of each row times log2(e), `norm` the sum of the exponentials, `sums` that of the
-    weighted values. Only keys of `first_key .. end_key` are read. MASK: some of them are invisible to some rows.
+    weighted values. Only keys `first_key` to `end_key - 1` are read. MASK: some of them are invisible to some rows.
     """
     d = tl.arange(0, PADDED_DIM)
     for tile in range(first_tile, end_tile):

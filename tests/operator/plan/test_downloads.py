@@ -85,7 +85,7 @@ def test_a_failed_download_is_reported_and_pods_are_created_after_it_succeeds(sp
         assert child["metadata"]["ownerReferences"][0]["uid"] == uid
     assert pod["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "token"}}]
     space.wait_condition("ModelCached", "Unknown", "Downloading")
-    words = "fastgen: error: hf://tests/tiny: gated: accept its terms with the account of HF_TOKEN\n"
+    words = "fastgen: error: hf://tests/tiny: gated: accept its terms on the hub, and set HF_TOKEN\n"
     back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
     report(space, pod, back_off, last=terminated(4, words))
     condition = space.wait_condition("Ready", "False", "AccessDenied")

@@ -37,8 +37,13 @@ class RemoteServer:
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            http.client.HTTPConnection(parts.netloc)  # does not connect yet
+        except (ValueError, http.client.InvalidURL):  # a malformed address or port, or white space
+            is_valid = False
+        if not is_valid:
             raise RemoteError(f"{url}: not a server URL: write it like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 _PREFIX = "fastgen_"
@@ -40,7 +41,7 @@ class Scrape:
         by_label: dict[tuple[str, str], float] = {}
         buckets: dict[str, dict[float, float]] = {}
         model_name = ""
-        for family in text_string_to_metric_families(text):
+        for family in _families(text):
             for sample in family.samples:
                 if not sample.name.startswith(_PREFIX):
                     continue
@@ -62,6 +63,13 @@ class Scrape:
     def value(self, name: str) -> float:
         """Return the value of a gauge or counter; 0 if the server has none of that name."""
         return self.values.get(name, 0.0)
+
+
+def _families(text: str) -> Iterator[Metric]:
+    try:
+        yield from text_string_to_metric_families(text)
+    except (ValueError, IndexError) as error:  # the parser reads beyond the end of some labels
+        raise ValueError("the response is not in Prometheus' text format") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     remote = RemoteServer(options.url, own_key(), timeout=10.0)
 
     def scrape() -> Scrape:
-        return Scrape.parse(remote.get("/metrics"), time.monotonic())
+        text = remote.get("/metrics")
+        try:
+            return Scrape.parse(text, time.monotonic())
+        except ValueError as error:
+            raise RemoteError(f"{remote.url}/metrics: {error}; check that this is a FastGen server's URL") from error
 
     console = Console(file=sys.stdout)
     before = scrape()  # fails if the server cannot be reached

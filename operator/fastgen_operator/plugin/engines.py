@@ -58,6 +58,8 @@ class MetricsReader:
                 return Scrape.parse(body, time.monotonic())
             except PluginError as error:
                 return error
+            except ValueError as error:
+                return PluginError(f"GET /metrics: {error}")
             except (OSError, http.client.HTTPException) as error:
                 if connection is not None:
                     connection.close()

@@ -90,11 +90,24 @@ def test_an_error_contains_the_servers_message(scripted: Serving) -> None:
     with pytest.raises(RemoteError, match=r"404.*is not served here") as refused:
         remote.post("/v1/completions", {"model": "nothing", "prompt": "a"})
     assert refused.value.status == 404
-    with pytest.raises(RemoteError, match="not a server URL"):
-        RemoteServer("ftp://somewhere")
 
 
-def test_the_server_of_something_else_is_named_as_one() -> None:
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://somewhere", "http://", "http://host:abc", "host:99999", "http://host:0", "http://[::1", "http://[::x]:8000",
+     "http://a host", "http://name:password@host"],
+)  # fmt: skip
+def test_an_invalid_url_gives_a_one_line_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["top", url]) == 1
+    assert capsys.readouterr().err == f"fastgen: error: {url}: not a server URL: write it like http://127.0.0.1:8000\n"
+
+
+@pytest.mark.parametrize("url", ["host", "host:", "https://host:443/v1", "http://[::1]:8000", "[::1]"])
+def test_a_server_url_may_leave_out_scheme_and_port(url: str) -> None:
+    assert RemoteServer(url).url == (url if "://" in url else f"http://{url}").removesuffix("/v1")
+
+
+def test_the_server_of_something_else_is_named_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -109,7 +122,18 @@ def test_the_server_of_something_else_is_named_as_one() -> None:
         for ask in (remote.model_names, lambda: remote.post("/a", {}), lambda: list(remote.events("/a"))):
             with pytest.raises(RemoteError, match="the response has another form; check"):
                 ask()
+        assert main.main(["top", remote.url, "--once"]) == 1
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            f"fastgen: error: {remote.url}/metrics: the response is not in Prometheus' text format; check that this is "
+            "a FastGen server's URL"
+        )
         other.shutdown()
+
+
+@pytest.mark.parametrize("text", ["<html>", "a{", 'fastgen_x{="0.1"} 3', 'fastgen_x_bucket{le="b"} 3', "fastgen_x y"])
+def test_text_of_another_format_is_not_a_scrape(text: str) -> None:
+    with pytest.raises(ValueError, match=r"Prometheus' text format|to float"):
+        Scrape.parse(text, 1.0)
 
 
 def scrape_at(seconds: float, count: float, buckets: dict[str, float]) -> Scrape:

@@ -14,7 +14,9 @@ from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.link.in_flight import InFlight, Rate
 from fastgen.link.messages import StepReport, TokenOutput
-from fastgen.server.serving.admission import retry_after
+from fastgen.server.http.errors import APIError
+from fastgen.server.http.request_context import RequestContext
+from fastgen.server.serving import admission
 
 PLACES, QUEUE = 2, 3
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -90,7 +92,7 @@ def test_a_full_queue_sends_retry_after(small: Serving) -> None:
         assert response.status_code == 429
         assert 1 <= int(response.headers["Retry-After"]) <= 60
         assert response.json()["error"] == {
-            "message": "the queue is full: 3 requests are waiting; try again later",
+            "message": "the queue has no room for 1 more: 3 requests are waiting, and at most 3 may; try again later",
             "type": "rate_limit_error",
             "param": None,
             "code": "queue_full",
@@ -167,6 +169,19 @@ def test_requests_sent_since_the_last_report_take_its_free_places_first() -> Non
     assert in_flight.num_queued == 1
 
 
+@pytest.mark.parametrize(("running", "waiting"), [(7, 0), (8, 0), (9, 1)])
+def test_a_rejected_request_does_not_count_as_waiting(
+    running: int, waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "current", lambda: RequestContext("a"))
+    in_flight = InFlight(max_sequences=8)
+    for number in range(running):
+        in_flight.open(str(number), Ignoring())
+    with pytest.raises(APIError, match=f"no room for 2 more: {waiting} requests are waiting, and at most 0 may"):
+        admission.admit(in_flight, ["a", "b"], max_queued_requests=0)
+    assert in_flight.num_queued == waiting
+
+
 def test_an_engine_short_of_memory_has_fewer_running_places() -> None:
     in_flight = InFlight(max_sequences=4)
     for name in "abcd":
@@ -192,4 +207,4 @@ def test_the_rate_is_unbiased_from_the_start_and_follows_a_change() -> None:
 
 @pytest.mark.parametrize(("queue", "rate", "seconds"), [(100, 10.0, 5), (3, 100.0, 1), (1000, 0.1, 60), (10, 0.0, 60)])
 def test_retry_after_is_the_time_to_drain_half_the_queue(queue: int, rate: float, seconds: int) -> None:
-    assert retry_after(queue, rate) == seconds
+    assert admission.retry_after(queue, rate) == seconds

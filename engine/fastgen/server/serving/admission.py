@@ -21,13 +21,13 @@ def admit(in_flight: InFlight, request_ids: Sequence[str], max_queued_requests: 
     in_flight.reserve(request_ids)
     # The HTTP request may end before its generations are sent: its client disconnects, or another check rejects it.
     current().on_end.callback(in_flight.release, request_ids)
-    queued = in_flight.num_queued
-    if queued <= max_queued_requests:
+    if in_flight.num_queued <= max_queued_requests:
         return
     in_flight.release(request_ids)
     raise APIError(
         429,
-        f"the queue is full: {queued - len(request_ids)} requests are waiting; try again later",
+        f"the queue has no room for {len(request_ids)} more: {in_flight.num_queued} requests are waiting, and at most "
+        f"{max_queued_requests} may; try again later",
         code="queue_full",
         retry_after=retry_after(max_queued_requests, in_flight.finished_per_second),
     )

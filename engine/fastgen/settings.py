@@ -146,13 +146,20 @@ def parsed_settings(values: Mapping[str, Any], settings: Iterable[Setting]) -> d
     """Return keyword settings with sizes such as "2GiB" converted to bytes.
 
     Raises:
-        ConfigError: if a name is unknown or a size is malformed.
+        ConfigError: if a name is unknown or a size is malformed. The message names the setting.
     """
     kinds = {setting.name: setting.kind for setting in settings}
     for name in values:
         if name not in kinds:
             raise ConfigError(f"{name}: no such setting; choose from {', '.join(kinds)}")
     return {
-        name: parse_size(value) if kinds[name] == "bytes" and isinstance(value, str) else value
+        name: _named_size(name, value) if kinds[name] == "bytes" and isinstance(value, str) else value
         for name, value in values.items()
     }
+
+
+def _named_size(name: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None

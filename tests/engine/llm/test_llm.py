@@ -270,6 +270,11 @@ def test_an_unknown_setting_is_rejected() -> None:
         LLM(str(demo_model()), tensor_cores=True)
 
 
+def test_a_malformed_size_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^swap_space: size '2 apples': write a whole number with a unit"):
+        LLM(str(demo_model()), kv_cache_memory="2GiB", swap_space="2 apples")
+
+
 def test_generate_writes_completions_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     question = str(QUESTION[0]["content"])
     flags = ["--max-tokens", "32", "--kv-cache-memory", "128MiB", "--max-model-length", "512"]

@@ -207,13 +207,14 @@ class Request:
     def check(self, max_model_length: int, vocabulary_size: int) -> None:
         """Raise RequestError if the model cannot serve this request."""
         if not self.prompt_token_ids:
-            raise RequestError("the prompt is empty: give at least one token", "prompt")
+            raise RequestError("prompt: empty; give at least one token", "prompt")
         self._check_length(max_model_length)
         # Lengths are checked before contents: a prompt of millions of tokens takes long to look at.
         if not 0 <= min(self.prompt_token_ids) <= max(self.prompt_token_ids) < vocabulary_size:
             token = next(token for token in self.prompt_token_ids if not 0 <= token < vocabulary_size)
             raise RequestError(
-                f"prompt token {token} is not in the vocabulary: token ids go from 0 to {vocabulary_size - 1}", "prompt"
+                f"prompt: token {token} is not in the vocabulary; token ids go from 0 to {vocabulary_size - 1}",
+                "prompt",
             )
         self._check_named_tokens(vocabulary_size)
 
@@ -221,12 +222,10 @@ class Request:
         prompt, generation = len(self.prompt_token_ids), self.sampling.max_tokens
         if self.pooling is not None:
             if prompt > max_model_length:
-                message = f"the prompt has {prompt} tokens and is limited to {max_model_length}: shorten the prompt"
-                raise RequestError(message, "prompt")
+                raise RequestError(f"prompt: {prompt} tokens; the limit is {max_model_length}; shorten it", "prompt")
         elif prompt >= max_model_length:
             raise RequestError(
-                f"the prompt has {prompt} tokens, and prompt plus generation are limited to {max_model_length} tokens: "
-                "shorten the prompt",
+                f"prompt: {prompt} tokens; the limit is {max_model_length}, generated tokens included; shorten it",
                 "prompt",
             )
         elif prompt + generation > max_model_length:

@@ -209,7 +209,7 @@ def test_cancelled_and_overdue_pooled_requests_free_their_blocks(tmp_path: Path)
 def test_a_prompt_as_long_as_the_model_can_be_pooled() -> None:
     request = Request(id="a", prompt_token_ids=[3] * 160, pooling=LAST)
     request.check(160, VOCABULARY)
-    with pytest.raises(RequestError, match="161 tokens and is limited to 160"):
+    with pytest.raises(RequestError, match="prompt: 161 tokens; the limit is 160; shorten it"):
         Request(id="a", prompt_token_ids=[3] * 161, pooling=LAST).check(160, VOCABULARY)
-    with pytest.raises(RequestError, match="limited to 160"):
+    with pytest.raises(RequestError, match="prompt: 160 tokens; the limit is 160, generated tokens included"):
         Request(id="a", prompt_token_ids=[3] * 160).check(160, VOCABULARY)

@@ -113,7 +113,7 @@ class Service:
             value = bytes(getattr(found, param))
             num_lists = value.count(b"[") - 1 if _LISTS.match(value) else 1
             if num_lists > 1:
-                self._check_num_generations(model, num_lists, 1)
+                self._check_num_generations(model, num_lists, 1, param)
             elif not _TOKEN_IDS.match(value):
                 continue
             num_tokens, most = value.count(b",") + 1, num_lists * limit
@@ -140,7 +140,9 @@ class Service:
             raise
         return ids
 
-    def _check_num_generations(self, model: ServedModel, num_prompts: int, num_candidates: int) -> None:
+    def _check_num_generations(
+        self, model: ServedModel, num_prompts: int, num_candidates: int, prompts_param: str = "prompt"
+    ) -> None:
         places = model.engine.info.max_sequences + self.settings.max_queued_requests
         limit = min(_MAX_GENERATIONS, places)
         if num_prompts * num_candidates > limit:
@@ -149,7 +151,7 @@ class Service:
                 if limit == _MAX_GENERATIONS
                 else f", the sum of --max-sequences and --max-queued-requests ({places})"
             )
-            param = "prompt" if num_prompts > 1 else "n"
+            param = prompts_param if num_prompts > 1 else "n"
             raise RequestError(
                 f"{param}: {num_prompts * num_candidates} generations, {num_candidates} per prompt; one request may "
                 f"have at most {limit}{why}, so send several requests",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,22 @@ def test_minus_one_truncates_a_prompt_to_what_fits(scripted: Serving) -> None:
     )
     chat = {"messages": [{"role": "user", "content": "go " * 700}], "truncate_prompt_tokens": 5, "max_tokens": 1}
     assert ok(scripted, "/v1/chat/completions", chat)["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": "go " * 700}]),
+        ("/v1/responses", "input", "go " * 700),
+        ("/v1/completions", "prompt", "go " * 700),
+    ],
+)
+def test_a_text_that_is_too_long_is_named_by_its_field(scripted: Serving, path: str, field: str, value: Any) -> None:
+    refused = error(scripted, path, {field: value})
+    assert refused["param"] == field
+    assert re.fullmatch(
+        rf"{field}: [0-9]+ tokens; the limit is 512, generated tokens included; shorten it", refused["message"]
+    )
 
 
 def test_a_truncation_side_without_a_limit_is_refused(scripted: Serving) -> None:

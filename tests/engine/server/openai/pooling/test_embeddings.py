@@ -103,7 +103,7 @@ def test_long_texts_are_refused_or_truncated(embedder: Serving) -> None:
     ids = list(range(10, 610))
     error = refused(embedder, "/v1/embeddings", input=ids)
     assert error["param"] == "input"
-    assert "600 tokens and is limited to 512" in error["message"]
+    assert error["message"] == "input: 600 tokens; the limit is 512; shorten it"
     for limit, side, kept in [(-1, None, ids[:512]), (100, None, ids[:100]), (100, "left", ids[-100:])]:
         reply = embedded(embedder, input=ids, truncate_prompt_tokens=limit, truncation_side=side)
         assert reply["data"][0]["embedding"] == pytest.approx(unit(counts(kept)), abs=1e-6)
@@ -115,6 +115,13 @@ def test_an_input_of_too_many_tokens_is_rejected_by_its_length(embedder: Serving
     tokens = [1] * 900_000
     error = refused(embedder, "/v1/embeddings", input=[tokens] if nested else tokens)
     assert error["message"] == "input: 900000 tokens; the model takes at most 512; send fewer"
+
+
+@pytest.mark.parametrize("input", [[[1]] * 5000, ["a"] * 5000], ids=["token ids", "texts"])
+def test_an_input_of_too_many_prompts_is_named(embedder: Serving, input: list[object]) -> None:
+    error = refused(embedder, "/v1/embeddings", input=input)
+    assert error["param"] == "input"
+    assert error["message"].startswith("input: 5000 ")
 
 
 def test_invalid_fields_are_named(embedder: Serving) -> None:

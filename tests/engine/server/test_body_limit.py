@@ -7,8 +7,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.server.serving import Serving, serving
+from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,22 @@ def head(length: int) -> bytes:
 def test_a_body_declared_too_large_is_not_read(strict: Serving) -> None:
     status, error = exchange(strict, head(200 << 10))
     assert (status, error["message"]) == (413, "the body is larger than 102400 bytes; send a smaller one")
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(2 << 20, "2 MiB"), (3 << 19, "1572864 bytes"), (1, "1 bytes")])
+async def test_the_limit_is_shown_exactly(limit: int, shown: str) -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b" " * (limit + 1)}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def app(_scope: Scope, receive: Receive, _send: Send) -> None:
+        await receive()
+
+    with pytest.raises(HTTPException, match=f"larger than {shown}; send") as rejected:
+        await BodyLimit(app, limit, BodyBudget(limit))({"type": "http", "headers": []}, receive, send)
+    assert rejected.value.status_code == 413
 
 
 def test_a_chunked_body_that_grows_too_large_is_rejected(strict: Serving) -> None:

@@ -144,5 +144,5 @@ class BodyLimit:
 
     def _too_large(self) -> HTTPException:
         limit = self._max_bytes
-        size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit} bytes"
+        size = f"{limit >> 20} MiB" if limit % (1 << 20) == 0 else f"{limit} bytes"
         return HTTPException(413, f"the body is larger than {size}; send a smaller one")

@@ -42,14 +42,16 @@ def test_other_programs_may_use_any_name(scripted: Serving, host: str, headers: 
     assert status(scripted, host, headers) == 200
 
 
-def test_a_list_of_hosts_is_enforced_for_all_clients(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with serving(tmp_path_factory.mktemp("listed"), "--allowed-hosts", "llm.example, *.corp.example") as server:
+@pytest.mark.parametrize("key", ["", "k"])
+def test_a_list_of_hosts_is_enforced_for_all_clients(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+    options, own = ("--allowed-hosts", "llm.example, *.corp.example"), {"Authorization": f"Bearer {key}"} if key else {}
+    with serving(tmp_path_factory.mktemp("listed"), *options, environment={"FASTGEN_API_KEY": key}) as server:
         server.wait_status("/ready", 200)
-        assert status(server, "llm.example:443", {}) == 200
-        assert status(server, "a.corp.example", ORIGIN) == 200
-        assert status(server, "10.0.0.7:8000", {}) == 200, "the kubelet and Prometheus use the pod's address"
+        assert status(server, "llm.example:443", own) == 200
+        assert status(server, "a.corp.example", ORIGIN | own) == 200
+        assert status(server, "10.0.0.7:8000", own) == 200, "the kubelet and Prometheus use the pod's address"
         for other in ("evil.example", "corp.example", "llm.example.evil.example"):
-            assert status(server, other, {}) == 403
+            assert status(server, other, own) == 403
 
 
 def test_with_an_api_key_any_name_is_allowed(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -328,7 +328,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "minProperties": ({"type": "object", "minProperties": 2}, "minProperties: more than 1"),
     "oneOf": ({"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "items.oneOf: cannot be enforced"),
-    "oneOf of equal tags": ({"oneOf": [CAT, CAT]}, "oneOf: cannot be enforced"),
+    "oneOf of equal tags": ({"oneOf": [CAT, CAT]}, "oneOf: cannot be enforced, because a value may match two"),
+    "oneOf of many": (
+        {"items": {"oneOf": [{"const": number} for number in range(257)]}},
+        "items.oneOf: has 257 schemas; at most 256 are compared",
+    ),
     "lookahead": ({"type": "string", "pattern": "^(?=.*x)"}, "pattern: lookaround"),
     "finite pattern": (
         {"type": "object", "properties": {"a": {}}, "patternProperties": {"^[ab]$": {}}, "additionalProperties": False},

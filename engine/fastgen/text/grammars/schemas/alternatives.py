@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from fastgen.text.grammars.schemas.errors import SchemaError
+
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 # References and `allOf` that are followed to find the values of a tag.
 _MOST_HOPS = 4
@@ -17,8 +19,8 @@ _MOST_OPTIONS = 256
 Resolve = Callable[[str], Any]
 
 
-def exclusive(options: Sequence[Any], resolve: Resolve) -> list[Any] | None:
-    """Return schemas for an `anyOf` that replaces a `oneOf` of `options`; None if two may overlap, or for too many.
+def exclusive(options: Sequence[Any], resolve: Resolve, place: str) -> list[Any]:
+    """Return schemas for an `anyOf` that replaces a `oneOf` of `options`.
 
     Options overlap unless their types or their constants differ, or those of one property: the tag, which discriminated
     unions have. Where a tag is optional, the result requires it: only then do the options differ.
@@ -26,19 +28,29 @@ def exclusive(options: Sequence[Any], resolve: Resolve) -> list[Any] | None:
     Args:
         options: normalized schemas.
         resolve: finds the schemas of their references.
+        place: of the `oneOf`, for errors.
+
+    Raises:
+        SchemaError: if two options may overlap, or there are too many to compare.
     """
     if len(options) > _MOST_OPTIONS:
-        return None
+        raise SchemaError.at(
+            place,
+            f"has {len(options)} schemas; at most {_MOST_OPTIONS} are compared, to find out whether a value may match "
+            "two of them; use anyOf",
+        )
     found = [_Option(option, resolve) for option in options]
     tags: set[str] = set()
     for left, right in combinations(found, 2):
         if left.types.isdisjoint(right.types) or _differ(left.values, right.values):
             continue
-        if left.types & right.types != {"object"}:
-            return None
         shared = [name for name in left.tags if _differ(left.tags[name], right.tags.get(name))]
-        if not shared:
-            return None
+        if left.types & right.types != {"object"} or not shared:
+            raise SchemaError.at(
+                place,
+                "cannot be enforced, because a value may match two of its schemas; use anyOf, or give each object a "
+                "required property with a constant of its own",
+            )
         tags.add(next((name for name in shared if name in tags), shared[0]))
     if not tags:
         return list(options)

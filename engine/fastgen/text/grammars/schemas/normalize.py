@@ -126,13 +126,11 @@ class _Normalizer:
 
     def _make_exclusive(self, schema: dict[str, Any], place: str) -> None:
         """Turn `oneOf` into an `anyOf` in its place: the library merges keywords in their order."""
-        options = exclusive(schema["oneOf"], lambda reference: self._definitions[reference.rpartition("/")[2]])
-        if options is None:
-            raise SchemaError.at(
-                within(place, "oneOf"),
-                "cannot be enforced, because a value may match two of its schemas, or it has too many; use anyOf, or "
-                "give each object a required property with a constant of its own",
-            )
+        options = exclusive(
+            schema["oneOf"],
+            lambda reference: self._definitions[reference.rpartition("/")[2]],
+            within(place, "oneOf"),
+        )
         keywords_in_order = dict(schema)
         schema.clear()
         for keyword, value in keywords_in_order.items():

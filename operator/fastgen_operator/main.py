@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -130,7 +131,10 @@ def _port(flag: str, port: int) -> Iterator[int]:
     try:
         yield port
     except OSError as error:
-        _exit_usage(f"{flag} {port}: {error.strerror}: choose another port, or check --bind-address")
+        remedy = f"set {flag} to a free port above 1023"
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            remedy = "set --bind-address to an address of this machine"
+        _exit_usage(f"{flag} {port}: {error.strerror}: {remedy}")
 
 
 def _exit_usage(message: str) -> NoReturn:

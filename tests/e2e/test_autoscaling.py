@@ -138,6 +138,7 @@ def test_a_burst_scales_from_one_to_three_and_back_with_a_straggler_and_a_replic
                 print(f"the straggler is known after {time.monotonic() - began:.1f} s")
                 assert straggler in uneven["message"]
                 assert first not in uneven["message"]
+                assert straggler in namespace.get("fgd", "chat")["status"]["stragglers"]
                 eventually(
                     lambda: supply(namespace)[stuck][0] == "Failing", within=120, what="the stuck replica", every=0.5
                 )

@@ -148,7 +148,7 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
     if config.kv_cache_memory is not None:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
-                f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib(memory.limit)} of memory are left "
+                f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib_left(memory.limit)} of memory are left "
                 f"after the weights and the memory of a step: lower it or {_MORE_MEMORY[config.device]}"
             )
         blocks = config.kv_cache_memory // block_bytes
@@ -180,8 +180,8 @@ def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) ->
         return 0
     if config.swap_space > available_bytes:
         raise ConfigError(
-            f"--swap-space {_mib(config.swap_space)}: only {_mib(available_bytes)} of host memory are left: lower it "
-            "or give the container or machine more memory"
+            f"--swap-space {_mib(config.swap_space)}: only {_mib_left(available_bytes)} of host memory are left: lower "
+            "it or give the container or machine more memory"
         )
     block_bytes = kv.block_bytes(config.block_size)
     if config.swap_space < block_bytes:
@@ -217,3 +217,8 @@ def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShap
 def _mib(size: int) -> str:
     """Format bytes in MiB, rounded up so that the text is a sufficient setting."""
     return f"{-(-size // (1 << 20))}MiB"
+
+
+def _mib_left(size: int) -> str:
+    """Format free bytes in MiB, rounded down so that the text is a setting that fits."""
+    return f"{size >> 20}MiB"

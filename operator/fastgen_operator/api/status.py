@@ -164,6 +164,9 @@ class Status(ApiModel):
     """Which pods serve, and which do not."""
     capacity: Capacity | None = None
     """Capacity of one replica. Set once a replica has served enough requests to be measured."""
+    stragglers: list[Annotated[str, Field(max_length=253)]] | None = Field(default=None, max_length=1000)
+    """Names of the pods that are much slower than the other replicas, as in the condition ReplicasUniform. Unset if
+    there are none."""
     autoscaling: AutoscalingStatus | None = None
     """State of the autoscaler. Set only if spec.autoscaling is set."""
     last_replacement: Replacement | None = None

@@ -11,7 +11,6 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import summary_of
 from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.ready import READY
-from fastgen_operator.status.conditions.replicas_uniform import REPLICAS_UNIFORM
 from fastgen_operator.status.reasons import remedy
 
 # The default of spec.startupDeadlineSeconds.
@@ -146,7 +145,7 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
     that does not serve takes precedence, unless the pod has since become ready or is being deleted.
     """
     told = {each["name"]: each for each in resource.get("status", {}).get("supply", {}).get("pods", ())}
-    slow = _stragglers(resource)
+    slow = resource.get("status", {}).get("stragglers", ())
     deadline = float(resource["spec"].get("startupDeadlineSeconds", _DEADLINE))
     starts = StartTimes().learn(pods, deadline)
     found = []
@@ -162,14 +161,6 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
         restarts = sum(each.restarts for each in pod.containers if each.role in ("engine", "container"))
         found.append(PodRow(pod.name, state, pod.node or "-", pod.created, restarts, message))
     return found
-
-
-def _stragglers(resource: Object) -> set[str]:
-    """Return the words of the condition's message that names the slow pods."""
-    for condition in resource.get("status", {}).get("conditions", ()):
-        if condition["type"] == REPLICAS_UNIFORM and condition["status"] == "False":
-            return set(condition["message"].replace(",", " ").replace(";", " ").split())
-    return set()
 
 
 def _problems(conditions: list[dict[str, Any]], *, is_current: bool) -> list[Finding]:

@@ -61,6 +61,12 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: give a port, from 0 to 65535")
+    return int(text)
+
+
 def _neighbours(text: str) -> Neighbours:
     names = {to_camel(each.name): each.name for each in fields(Neighbours)}
     try:
@@ -104,9 +110,11 @@ class Settings:
         metavar="CLASS",
     )
     bind_address: str = _flag("address of the metrics and health servers; :: is all of IPv4 and IPv6", "::")
-    metrics_port: int = _flag("port of /metrics", 8080, type=int)
-    health_port: int = _flag("port of /healthz and /readyz", 8081, type=int)
-    decisions_port: int = _flag("port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=int)
+    metrics_port: int = _flag("port of /metrics", 8080, type=_port, metavar="PORT")
+    health_port: int = _flag("port of /healthz and /readyz", 8081, type=_port, metavar="PORT")
+    decisions_port: int = _flag(
+        "port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=_port, metavar="PORT"
+    )
     workers: int = _flag(
         "number of concurrent reconciles, at most half of them of one namespace",
         16,

@@ -1,4 +1,4 @@
-"""Compute `status.autoscaling`, `status.capacity` and `status.supply`. Pure, and stable while nothing changes."""
+"""Compute the parts of the status that follow from measurements. Pure, and stable while nothing changes."""
 
 from __future__ import annotations
 
@@ -133,6 +133,15 @@ def capacity_status(situation: Situation) -> dict[str, Any] | None:
         if abs(speed - known) <= _MOVED * known:
             return old
     return {"tokensPerSecond": _rounded(speed), "tokenBudget": budget, "source": found.source}
+
+
+def stragglers_status(situation: Situation) -> list[str] | None:
+    """Compute `status.stragglers`, sorted by name; None if there are none. It is kept while no speed is known."""
+    old: list[str] | None = situation.observed.resource.get("status", {}).get("stragglers")
+    speeds = situation.speeds
+    if speeds is None or speeds.capacity is None:
+        return old
+    return sorted(straggler.pod for straggler in speeds.stragglers) or None
 
 
 def supply_status(supply: Sequence[PodSupply]) -> dict[str, Any]:

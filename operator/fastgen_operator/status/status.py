@@ -16,7 +16,7 @@ from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
+from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, stragglers_status, supply_status
 from fastgen_operator.status.conditions.condition import Condition, merge_conditions
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import all_conditions, unread_conditions
@@ -45,6 +45,7 @@ def build_status(situation: Situation, problem: Problem | None, rewritten: Seque
         "lastReplacement": last_replacement(situation),
         "autoscaling": autoscaling_status(situation, time),
         "capacity": capacity_status(situation),
+        "stragglers": stragglers_status(situation),
     }
     conditions = all_conditions(situation, problem, rewritten)
     return _status(situation.observed, situation.desired_replicas, parts, conditions, time)
@@ -56,7 +57,7 @@ def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[s
     It keeps the parts that were computed last.
     """
     old = observed.resource.get("status", {})
-    names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity")
+    names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity", "stragglers")
     desired = 0 if observed.deployment is None else observed.deployment.replicas or 0
     parts = {name: old.get(name) for name in names}
     return _status(observed, desired, parts, unread_conditions(problem), _written(now))

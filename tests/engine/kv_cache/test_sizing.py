@@ -90,6 +90,8 @@ def test_working_memory_covers_the_largest_step_and_sampling_of_every_row() -> N
     [
         ({"kv_cache_memory": 1000}, GIB, f"raise it to {BLOCK}"),
         ({"kv_cache_memory": 2 * GIB}, GIB, "only 1024MiB of memory are left"),
+        # The size in the message must be one that works.
+        ({"kv_cache_memory": 2 * GIB}, GIB + 1, "only 1024MiB of memory are left"),
         ({}, 1000, "not one KV cache block"),
     ],
 )
@@ -140,6 +142,8 @@ def test_the_swap_space_becomes_host_blocks() -> None:
         blocks(BLOCK - 1)
     with pytest.raises(ConfigError, match="only 1024MiB of host memory are left"):
         blocks(GIB + 1)
+    with pytest.raises(ConfigError, match="--swap-space 1025MiB: only 1024MiB of host memory are left"):
+        plan_host_blocks(EngineConfig(model="", swap_space=GIB + 2), KV, GIB + 1)
 
 
 @pytest.fixture

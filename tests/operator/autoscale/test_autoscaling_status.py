@@ -18,7 +18,12 @@ from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import subject_of
 from fastgen_operator.pods import Pod
-from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, supply_status
+from fastgen_operator.status.autoscaling import (
+    autoscaling_status,
+    capacity_status,
+    stragglers_status,
+    supply_status,
+)
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice, schedule_notice
 from harness.objects import deployment, pod, pod_template, situation, spec_of, stored
@@ -321,6 +326,18 @@ def test_a_straggler_is_named_in_a_condition() -> None:
         found.append(all_conditions(odd, None)["ReplicasUniform"].message)
     assert found[0] == found[1]
     assert "chat-a, chat-b" in found[0]
+
+
+def test_the_status_names_all_stragglers_and_keeps_them_while_no_speed_is_known() -> None:
+    capacity = MeasuredCapacity(7200.0, 256, "StepModel")
+    names = [f"chat-{n}" for n in range(8)]
+    slow = tuple(Straggler(name, 0.3 + 0.01 * n) for n, name in enumerate(reversed(names)))
+    assert stragglers_status(fixed(20, speeds=ReplicaSpeeds(capacity=capacity, stragglers=slow))) == names
+    assert stragglers_status(fixed(20, speeds=ReplicaSpeeds(capacity=capacity))) is None
+    assert stragglers_status(fixed(20)) is None
+    before = {"stragglers": names}
+    assert stragglers_status(autoscaled(20, before)) == names
+    assert stragglers_status(replace(autoscaled(20, before), speeds=ReplicaSpeeds(capacity=capacity))) is None
 
 
 def test_the_status_says_which_pods_do_not_serve() -> None:

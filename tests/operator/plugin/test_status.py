@@ -58,6 +58,7 @@ def chat(**status: Any) -> Object:
             "pods": [{"name": "c", "state": "Failing", "message": "FailedMount: no Secret keys"}],
         },
         "capacity": {"tokensPerSecond": 7000, "tokenBudget": 512, "source": "StepModel"},
+        "stragglers": ["b", "d"],
         "autoscaling": {
             "desiredReplicas": 3,
             "message": "3 replicas: 10,000 tokens/s arrive; rounded up",
@@ -127,6 +128,13 @@ def test_the_screen_has_the_pods_with_states_the_load_the_decisions_and_the_reme
     assert "\x1b[31mFailing\x1b[0m" in "\n".join(one_screen(found, Screen(Terminal(), {}), NOW))
     assert "\x1b" not in "\n".join(one_screen(found, Screen(Terminal(), {"NO_COLOR": "1"}), NOW))
     assert json.loads(json.dumps(found.to_json()))["load"]["utilization"] == pytest.approx(0.75)
+
+
+def test_all_stragglers_are_shown_and_no_pod_whose_name_is_a_word_of_the_message() -> None:
+    names = [f"slow-{n}" for n in range(8)]
+    pods = [Pod(pod(name, ready=True)) for name in (*names, "check")]
+    found = overview_of(chat(stragglers=names), pods, NOW)
+    assert [each.name for each in found.pods if each.state == "Straggler"] == names
 
 
 def test_a_resource_without_a_status_is_shown_and_an_outdated_one_is_a_problem() -> None:

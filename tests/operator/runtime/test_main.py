@@ -60,7 +60,7 @@ PORTS = ("--metrics-port", "--health-port", "--decisions-port")
 
 
 @pytest.mark.parametrize("flag", PORTS)
-def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, flag: str) -> None:
+def test_a_port_in_use_exits_with_code_2_and_names_the_flag_to_set(unreachable: Path, flag: str) -> None:
     others = {*PORTS} - {flag}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -69,8 +69,16 @@ def test_a_port_in_use_exits_with_code_2_and_names_the_flag(unreachable: Path, f
         free = [argument for other in others for argument in (other, str(free_ports(1)[0]))]
         address = ("--no-leader-elect", "--bind-address", "127.0.0.1")
         ended = run_operator(unreachable, *address, flag, port, *free)
-    remedy = "choose another port, or check --bind-address"
-    assert ended == (2, f"fastgen-operator: {flag} {port}: Address already in use: {remedy}\n")
+    words = f"{flag} {port}: Address already in use: set {flag} to a free port above 1023"
+    assert ended == (2, f"fastgen-operator: {words}\n")
+
+
+def test_an_address_of_another_machine_exits_with_code_2_and_names_the_flag_to_set(unreachable: Path) -> None:
+    (port,) = free_ports(1)
+    flags = ("--no-leader-elect", "--bind-address", "203.0.113.1", "--metrics-port", str(port))
+    status, output = run_operator(unreachable, *flags)
+    assert status == 2
+    assert output.endswith(": set --bind-address to an address of this machine\n")
 
 
 def test_outside_a_pod_leader_election_requires_a_namespace(unreachable: Path) -> None:

@@ -21,7 +21,7 @@ _COLOURS: Final = ("cyan", "green", "yellow")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument("name", metavar="NAME", help="the FastGenDeployment")
-    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs, also of pods that start later")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs, also of later starts")
     parser.add_argument("-p", "--previous", action="store_true", help="logs of the container before its last restart")
     parser.add_argument("-c", "--container", default=ENGINE_CONTAINER, help="container (default: %(default)s)")
     parser.add_argument("--tail", type=int, metavar="LINES", help="last lines of each pod; default: all")
@@ -38,12 +38,14 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
             raise PluginError(f"{options.name} has no pods: see kubectl fastgen status {options.name}")
         read = [reader.read(pod) for pod in pods]
         return 0 if any(read) else 1
-    seen: set[str] = set()
+    # A log ends when its container ends: each start of a container is read once.
+    seen: set[tuple[str, int]] = set()
     while True:
         for pod in pods:
-            # Try a pod again if its container does not run yet.
-            if pod.uid not in seen and _runs(pod, options.container):
-                seen.add(pod.uid)
+            container = pod.container(options.container)
+            start = (pod.uid, container.restarts)
+            if start not in seen and (container.is_running or container.ended is not None):
+                seen.add(start)
                 threading.Thread(target=reader.read, args=(pod,), daemon=True).start()
         time.sleep(_POLL_SECONDS)
         pods = cluster.pods(options.name)
@@ -73,8 +75,3 @@ class _Reader:
                 print(printable(f"[{name}] no log: {error}"), file=sys.stderr)
             return False
         return True
-
-
-def _runs(pod: Pod, container: str) -> bool:
-    """Return whether the container is running or terminated; False while it waits to restart."""
-    return any(each.name == container and (each.is_running or each.is_terminated) for each in pod.containers)

@@ -139,7 +139,9 @@ def test_a_leader_paused_beyond_its_lease_writes_nothing_when_it_goes_on(bed: Be
             namespace.kubectl("scale", "fgd/chat", "--replicas=2")
             namespace.wait_condition("Ready", "True", "AllReplicasReady")
             second, settled = leader(bed), namespace.get("deployment", "chat")["metadata"]["generation"]
-        time.sleep(10)
+            before = restarts(bed)
+        # Its process ends once it knows that it has lost the Lease; what it wrote until then would be stored.
+        eventually(lambda: restarts(bed) > before, within=60, what="the end of the paused process")
         assert leader(bed) == second != name
         found = namespace.get("deployment", "chat")
         assert (found["metadata"]["generation"], found["spec"]["replicas"]) == (settled, 2)

@@ -10,6 +10,7 @@ import yaml
 
 from cluster.commands import CommandError
 from fastgen_operator.api.crd import custom_resource_definition
+from fastgen_operator.children.model_source import SAFE_TO_EVICT
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, NODE, OPTIONAL_KINDS, POD
 from fastgen_operator.runtime.informers import kinds_read
@@ -295,7 +296,8 @@ def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
     template = deployment["spec"]["template"]
     pod = template["spec"]
     assert pod["imagePullSecrets"] == [{"name": "mine"}]
-    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"):
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "fast"}
+    for name in ("tolerations", "affinity", "priorityClassName", "topologySpreadConstraints"):
         assert pod[name] == PLACEMENT[name], name
     (container,) = pod["containers"]
     for name in ("imagePullPolicy", "resources"):
@@ -310,7 +312,16 @@ def test_every_value_of_the_operators_pod_is_rendered(helm: Helm) -> None:
     assert container["securityContext"]["readOnlyRootFilesystem"] is False
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert template["metadata"]["labels"]["team"] == "search"
-    assert template["metadata"]["annotations"] == {"note": "yes"}
+    assert template["metadata"]["annotations"] == {SAFE_TO_EVICT: "tmp", "note": "yes"}
+
+
+def test_pods_of_the_chart_run_on_linux_with_bounded_scratch_space_that_does_not_hold_a_node(helm: Helm) -> None:
+    operator = helm.one("Deployment")["spec"]["template"]
+    (tested,) = [obj for obj in helm.tests() if obj["kind"] == "Pod"]
+    for pod in (operator["spec"], tested["spec"]):
+        assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+        assert [volume["emptyDir"].keys() for volume in pod["volumes"]] == [{"sizeLimit"}]
+    assert operator["metadata"]["annotations"] == {SAFE_TO_EVICT: "tmp"}
 
 
 @pytest.mark.parametrize(

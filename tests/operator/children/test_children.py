@@ -124,6 +124,11 @@ def test_pods_run_on_linux_unless_the_author_says_otherwise() -> None:
     }
 
 
+def test_the_owner_of_a_volumes_files_is_changed_only_if_needed() -> None:
+    assert pod_of()["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert pod_of(model={"source": "pvc://models/m"})["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
 def test_scratch_space_is_bounded_and_does_not_hold_a_node() -> None:
     owner = stored(model={"source": "hf://a/b"}, podTemplate={"spec": {"volumes": [{"name": "own", "emptyDir": {}}]}})
     template = pod_template(owner)

@@ -105,7 +105,11 @@ def _start_of(pod: Pod, longest: float) -> _Start | None:
 
 @dataclass(frozen=True, slots=True)
 class PodSupply:
-    """The state of one pod, why it is not ready, and how many seconds of its start have passed."""
+    """The state of one pod, why it is not ready, and how many seconds of its start have passed.
+
+    It is not part of `Pod`, which is one version of the pod's object: the state also follows from the time, from Events,
+    and from the starts of other pods.
+    """
 
     pod: str
     state: PodState

@@ -53,7 +53,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """The newest sample of one replica, and its rates in the interval before it."""
+    """The newest sample of one replica, and its rates in the interval before it.
+
+    It is not part of `Pod`: it comes from the engine's metrics, outlives versions of the pod's object, and is recorded
+    in the journal.
+    """
 
     sample: Sample
     rates: Rates = Rates()

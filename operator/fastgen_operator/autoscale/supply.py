@@ -107,8 +107,8 @@ def _start_of(pod: Pod, longest: float) -> _Start | None:
 class PodSupply:
     """The state of one pod, why it is not ready, and how many seconds of its start have passed.
 
-    It is not part of `Pod`, which is one version of the pod's object: the state also follows from the time, from Events,
-    and from the starts of other pods.
+    It is not part of `Pod`, which is one version of the pod's object: the state also follows from the time, Events and
+    the starts of other pods.
     """
 
     pod: str

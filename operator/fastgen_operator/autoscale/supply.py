@@ -111,7 +111,7 @@ class PodSupply:
     the starts of other pods.
     """
 
-    pod: str
+    pod: Pod
     state: PodState
     message: str = ""
     passed: float = 0.0
@@ -127,18 +127,18 @@ def supply_of(pod: Pod, failure: str, starts: StartTimes, longest: float, time: 
     """
     if pod.gone_at is not None:
         if time > pod.gone_at + _DELETION_SECONDS:
-            return PodSupply(pod.name, "Lost", "is being deleted, and its node does not confirm it")
-        return PodSupply(pod.name, "Draining", "is being deleted")
+            return PodSupply(pod, "Lost", "is being deleted, and its node does not confirm it")
+        return PodSupply(pod, "Draining", "is being deleted")
     if pod.is_silent:
-        return PodSupply(pod.name, "Lost", "its node does not respond")
+        return PodSupply(pod, "Lost", "its node does not respond")
     if pod.ready_since is not None:
-        return PodSupply(pod.name, "Ready")
+        return PodSupply(pod, "Ready")
     if pod.no_node:
-        return PodSupply(pod.name, "Unschedulable", pod.no_node)
+        return PodSupply(pod, "Unschedulable", pod.no_node)
     if failure:
-        return PodSupply(pod.name, "Failing", failure)
+        return PodSupply(pod, "Failing", failure)
     if pod.scheduled_at is None:
-        return PodSupply(pod.name, "Starting", "waits for the scheduler")
+        return PodSupply(pod, "Starting", "waits for the scheduler")
     usual = starts.expected(pod.revision)
     if pod.started_at is None:
         passed = waited = max(0.0, time - max(pod.scheduled_at, pod.ended_at or 0.0))
@@ -154,6 +154,6 @@ def supply_of(pod: Pod, failure: str, starts: StartTimes, longest: float, time: 
         allowed = longest if usual is None else max(_LEAST_LOAD_SECONDS, _PATIENCE * usual.load)
         doing = "its engine is not ready"
     if waited <= allowed:
-        return PodSupply(pod.name, "Starting", doing, passed)
+        return PodSupply(pod, "Starting", doing, passed)
     compared = "" if usual is None else f"; a start usually takes {usual.seconds:.0f} s"
-    return PodSupply(pod.name, "Failing", f"{doing} after {allowed:.0f} s{compared}")
+    return PodSupply(pod, "Failing", f"{doing} after {allowed:.0f} s{compared}")

@@ -73,15 +73,12 @@ class Subject:
         usual = self.starts.expected_of_next(self.revision)
         return Fleet(
             replicas=self.replicas,
-            ready=frozenset(pod.pod for pod in supply if pod.state == "Ready"),
+            ready=frozenset(of.pod.name for of in supply if of.state == "Ready"),
             samples=samples,
             revisions={pod.name: pod.revision for pod in self.pods if pod.ready_since is not None},
-            starting=tuple(pod.passed for pod in supply if pod.state == "Starting"),
+            starting=tuple(of.passed for of in supply if of.state == "Starting"),
             # The ReplicaSet controller replaces pods that are being deleted.
-            failing=sum(
-                of.state in ("Failing", "Lost") and not pod.is_terminating
-                for of, pod in zip(supply, self.pods, strict=True)
-            ),
+            failing=sum(of.state in ("Failing", "Lost") and not of.pod.is_terminating for of in supply),
             without_room=self.without_room,
             start_seconds=None if usual is None else usual.seconds,
         )
@@ -162,7 +159,7 @@ class Record:
         sizing = None if self.decision is None else self.decision.sizing
         if sizing is not None and sizing.differs(self.told):
             self.told = sizing.demand
-        self.states = tuple((pod.pod, pod.state) for pod in supply)
+        self.states = tuple((of.pod.name, of.state) for of in supply)
         return self._shown() != before
 
     def _shown(self) -> tuple[object, ...]:

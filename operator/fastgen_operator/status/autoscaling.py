@@ -146,13 +146,13 @@ def stragglers_status(situation: Situation) -> list[str] | None:
 
 def supply_status(supply: Sequence[PodSupply]) -> dict[str, Any]:
     """Compute `status.supply`: the number of pods in each state, and the first ten that are not Ready, worst first."""
-    counts = Counter(pod.state for pod in supply)
-    others = [pod for pod in supply if pod.state != "Ready"]
-    others.sort(key=lambda pod: (_WORST_FIRST.index(pod.state), pod.pod))
+    counts = Counter(of.state for of in supply)
+    others = [of for of in supply if of.state != "Ready"]
+    others.sort(key=lambda of: (_WORST_FIRST.index(of.state), of.pod.name))
     return {
         **{state.lower(): counts[state] for state in get_args(PodState)},
         "pods": [
-            {"name": pod.pod, "state": pod.state, "message": pod.message[:_MESSAGE_LIMIT]} for pod in others[:_LISTED]
+            {"name": of.pod.name, "state": of.state, "message": of.message[:_MESSAGE_LIMIT]} for of in others[:_LISTED]
         ],
     }
 

@@ -26,7 +26,7 @@ from fastgen_operator.status.autoscaling import (
 )
 from fastgen_operator.status.conditions.table import all_conditions
 from fastgen_operator.status.status import scaling_notice, schedule_notice
-from harness.objects import deployment, pod, pod_template, situation, spec_of, stored
+from harness.objects import deployment, pod, pod_template, pod_with, situation, spec_of, stored
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
 GREW = Change("DemandGrew", "the demand uses 90 % of 2 replicas; target 85 %")
@@ -342,19 +342,19 @@ def test_the_status_names_all_stragglers_and_keeps_them_while_no_speed_is_known(
 
 def test_the_status_says_which_pods_do_not_serve() -> None:
     supply = (
-        PodSupply("chat-1", "Ready"),
-        PodSupply("chat-2", "Starting", "its engine is not ready"),
-        PodSupply("chat-3", "Unschedulable", "0/3 nodes are available"),
-        PodSupply("chat-4", "Failing", "CrashLoopBackOff: pod chat-4"),
-        PodSupply("chat-5", "Lost", "its node does not respond"),
-        PodSupply("chat-6", "Draining", "is being deleted"),
+        PodSupply(pod_with("chat-1"), "Ready"),
+        PodSupply(pod_with("chat-2"), "Starting", "its engine is not ready"),
+        PodSupply(pod_with("chat-3"), "Unschedulable", "0/3 nodes are available"),
+        PodSupply(pod_with("chat-4"), "Failing", "CrashLoopBackOff: pod chat-4"),
+        PodSupply(pod_with("chat-5"), "Lost", "its node does not respond"),
+        PodSupply(pod_with("chat-6"), "Draining", "is being deleted"),
     )
     found = supply_status(supply)
     states = ("ready", "starting", "unschedulable", "failing", "lost", "draining")
     assert {state: found[state] for state in states} == dict.fromkeys(states, 1)
     assert [pod["name"] for pod in found["pods"]] == ["chat-4", "chat-5", "chat-3", "chat-2", "chat-6"]
     assert found["pods"][0] == {"name": "chat-4", "state": "Failing", "message": "CrashLoopBackOff: pod chat-4"}
-    many = supply_status([PodSupply(f"chat-{n:02}", "Starting", "waits") for n in range(50)])
+    many = supply_status([PodSupply(pod_with(f"chat-{n:02}"), "Starting", "waits") for n in range(50)])
     assert (many["starting"], len(many["pods"])) == (50, 10)
 
 

@@ -13,11 +13,8 @@ from typing import Any, Final
 
 from fastgen_operator.kinds import APPLIED_ANNOTATION, Object
 from fastgen_operator.objects import applied_entry, foreign_entries, is_applied_entry
-from fastgen_operator.plan.drift import field_name, list_keys
+from fastgen_operator.plan.drift import Path, field_name, list_keys
 from fastgen_operator.pods import ENGINE_CONTAINER
-
-# A path in FieldsV1, for example ("f:spec", "f:template", "f:spec", "f:nodeSelector").
-Path = tuple[str, ...]
 
 _POD: Final[Path] = ("f:spec", "f:template", "f:spec")
 # Where a pod may run is decided by spec.scheduling.
@@ -72,17 +69,17 @@ def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
 
 def take_over(deployment: Object, fields: Iterable[ForeignField]) -> list[dict[str, Any]]:
     """Return the `managedFields` of a live, uncached Deployment with those fields moved to the operator's entry."""
-    wanted = tuple(field.path for field in fields)
-    taken: list[Path] = []
-    kept = []
+    moved = [field.path for field in fields]
+    entries = []
     for entry in deployment["metadata"]["managedFields"]:
         owned = list(_leaves(entry.get("fieldsV1", {})))
-        if not is_applied_entry(entry) and not entry.get("subresource"):
-            taken += (path for path in owned if _is_within(path, wanted))
-            owned = [path for path in owned if not _is_within(path, wanted)]
-        kept.append((entry, owned))
-    moved = ((entry, [*owned, *taken] if is_applied_entry(entry) else owned) for entry, owned in kept)
-    return [{**entry, "fieldsV1": _tree(owned)} for entry, owned in moved if owned]
+        if is_applied_entry(entry):
+            owned += moved
+        elif not entry.get("subresource"):
+            owned = [path for path in owned if not any(path[: len(parent)] == parent for parent in moved)]
+        if owned:
+            entries.append({**entry, "fieldsV1": _tree(owned)})
+    return entries
 
 
 def _decides(path: Path) -> bool:
@@ -90,10 +87,6 @@ def _decides(path: Path) -> bool:
     first, *rest = path[len(_POD) :]
     is_engine = first == "f:containers" and rest and (list_keys(rest[0]) or {}).get("name") == ENGINE_CONTAINER
     return first in _PLACEMENT or bool(is_engine)
-
-
-def _is_within(path: Path, parents: Iterable[Path]) -> bool:
-    return any(path[: len(parent)] == parent for parent in parents)
 
 
 def _leaves(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:

@@ -74,3 +74,16 @@ def test_taking_over_moves_the_fields_and_nothing_else() -> None:
     assert json.dumps(deployment) == before
     after = {"metadata": {"managedFields": [status, own, left]}}
     assert [field.name for field in foreign_fields(after)] == ["spec.template.spec.containers[proxy]"]
+
+
+def test_a_field_that_two_managers_share_is_taken_over_from_both() -> None:
+    own = entry("fastgen-operator", fields(OURS), "Apply")
+    proxy = 'k:{"name":"proxy"}'
+    undone = entry("kubectl", fields({"f:containers": {proxy: {".": {}, "f:image": {}}}}, **APPLIED))
+    edited = entry("kubectl-edit", fields({"f:containers": {proxy: {"f:args": {}}}, "f:hostIPC": {}}))
+    deployment = live(undone, edited, own=own)
+    taken = [field for field in foreign_fields(deployment) if field.conflicts]
+    assert [(field.manager, field.name) for field in taken] == [("kubectl", "spec.template.spec.containers[proxy]")]
+    after = take_over(deployment, taken)
+    assert after[1]["fieldsV1"] == fields({"f:containers": {**OURS["f:containers"], proxy: {}}})
+    assert [each["fieldsV1"] for each in after[2:]] == [APPLIED, fields({"f:hostIPC": {}})]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,12 @@ def test_a_pod_that_downloads_its_model_can_reach_the_source() -> None:
     assert ANYWHERE not in policies()["chat"]["egress"]
     (spec,) = policies(model=HUB).values()
     assert spec["egress"] == [*policy()["egress"], ANYWHERE, POD_IDENTITY]
+
+
+def test_the_page_about_object_storage_names_the_agent_that_downloads_may_reach() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/object-storage.md").read_text()
+    addresses = [peer["ipBlock"]["cidr"].partition("/")[0] for peer in POD_IDENTITY["to"]]
+    assert f"({' and '.join(addresses)}, port {POD_IDENTITY['ports'][0]['port']})" in page
 
 
 def test_with_a_cache_only_the_download_pod_can_reach_the_source() -> None:

@@ -127,6 +127,11 @@ class Sequence:
         return self.wants_prompt_logprobs or (self.pooling is not None and self.pooling.method == "mean")
 
     @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether its prompt is looked up in the prefix cache."""
+        return self.cache_salt is not None and not self.needs_all_tokens
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether requested prompt log-probabilities are still to be reported."""
         return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1

@@ -51,8 +51,8 @@ class StepStats:
             others will be recomputed.
         out_of_memory: 1 if the step ran out of memory. It has no results then: its tokens are scheduled again, or its
             only request ends. Of the other fields only `preemptions` is set.
-        prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time, if prefix caching is on.
-            `prefix_cache_hit_tokens` of them were found in the cache.
+        prefix_cache_query_tokens: prompt tokens of the requests scheduled for the first time, without those whose
+            prompt is not looked up in the prefix cache. `prefix_cache_hit_tokens` of them were found in it.
         eager_reason: why the step was not replayed from a CUDA graph, set when it is done; None if it was replayed.
     """
 
@@ -79,7 +79,7 @@ class StepStats:
         for sequence in plan.sequences[plan.num_continued :]:
             if sequence.first_scheduled is None:
                 stats.queue_seconds.append(now - sequence.arrival)
-                if sequence.cache_salt is not None:
+                if sequence.reads_prefix_cache:
                     stats.prefix_cache_query_tokens += sequence.num_prompt_tokens
                     stats.prefix_cache_hit_tokens += sequence.num_cached_tokens
         return stats

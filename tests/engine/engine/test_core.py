@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from fastgen.config import EngineConfig
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import FinishReason, Grammar, Request, RequestError, SamplingParams
-from fastgen.core.stats import StepTrace
+from fastgen.core.request import FinishReason, Grammar, Pooling, Request, RequestError, SamplingParams
+from fastgen.core.sequence import Sequence
+from fastgen.core.stats import StepStats, StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
+from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Engine
 from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput
@@ -80,6 +82,27 @@ def test_cached_tokens_are_reported_with_the_first_output_and_counted() -> None:
             queries += report.step.prefix_cache_query_tokens
     assert cached == [0, None, None, 8, None, None]
     assert (hits, queries) == (8, 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prefix_caching", "counted"),
+    [
+        (request(), True, 10),
+        (request(), False, 0),
+        (request(prompt_logprobs=0), True, 0),
+        (replace(request(), pooling=Pooling(method="mean")), True, 0),
+        (replace(request(), pooling=Pooling(method="last")), True, 10),
+        (replace(request(), pooling=Pooling(method="logprobs", token_ids=(1, 2))), True, 10),
+    ],
+)
+def test_only_prompts_that_are_looked_up_in_the_prefix_cache_count_as_queries(
+    asked: Request, *, prefix_caching: bool, counted: int
+) -> None:
+    sequence = Sequence(asked, ordinal=0, arrival=0.0, seed=0)
+    if not prefix_caching:
+        sequence.cache_salt = None
+    plan = StepPlan((Chunk(sequence, 0, 10),))
+    assert StepStats.of(plan, 1.0).prefix_cache_query_tokens == counted
 
 
 def test_without_prefix_caching_no_tokens_are_cached() -> None:

@@ -29,12 +29,17 @@ ARCHITECTURES = {
 }
 
 
-def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32") -> Path:
-    """Write `model` to `path`: matrices whose rows are whole blocks as `kind`, all else as float32."""
+def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", **numbers: int) -> Path:
+    """Write `model` to `path`: matrices whose rows are whole blocks as `kind`, all else as float32.
+
+    `numbers` are further keys of the architecture.
+    """
     config: Any = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _add_keys(writer, config)
+    for name, number in numbers.items():
+        writer.add_uint32(f"{gguf.MODEL_ARCH_NAMES[architecture]}.{name}", number)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     quantisation = gguf.GGMLQuantizationType[kind]
     for name, values in _tensors(model):

@@ -17,7 +17,8 @@ from fastgen.model import ModelError
 from fastgen.model.pooling import PoolingConfig, pooling_config
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.task import ServedTask
-from support.tiny_models import saved
+from support.gguf_writing import write_gguf
+from support.tiny_models import TINY, saved
 
 NORMALISE = "sentence_transformers.models.Normalize"
 
@@ -80,6 +81,57 @@ def test_modules_that_are_not_built_are_refused_by_name(
     source = with_modules(saved("qwen3", tmp_path), pooling, *others)
     with pytest.raises(ModelError, match=message):
         pooling_config(source)
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "neutral", "value"),
+    [
+        ("config_sentence_transformers.json", "default_prompt_name", None, "query"),
+        ("sentence_bert_config.json", "do_lower_case", False, True),
+        ("1_Pooling/config.json", "include_prompt", True, False),
+    ],
+)
+def test_fields_of_sentence_transformers_that_change_the_vectors_are_refused_by_name(
+    file: str, field: str, neutral: Any, value: Any, tmp_path: Path
+) -> None:
+    source = with_modules(saved("qwen3", tmp_path), {"pooling_mode_mean_tokens": True})
+    path = source.path / file
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | {field: neutral}))
+    assert pooling_config(source) == PoolingConfig("mean", normalised=False)
+    path.write_text(json.dumps(before | {field: value}))
+    with pytest.raises(ModelError, match=f"{path.name}: {field} is .*: not supported; (set|give)"):
+        pooling_config(source)
+
+
+def with_pooling_type(path: Path, number: int) -> ModelSource:
+    """Write a tiny GGUF file whose metadata has a pooling_type."""
+    torch.manual_seed(0)
+    write_gguf(TINY["qwen3"].build(), path, pooling_type=number)
+    return ModelSource.open(str(path))
+
+
+@pytest.mark.parametrize(("number", "method"), [(1, "mean"), (3, "last")])
+def test_the_pooling_type_of_a_gguf_file_is_used(number: int, method: Any, tmp_path: Path) -> None:
+    source = with_pooling_type(tmp_path / "m.gguf", number)
+    assert ServedTask.of(source, "auto", "auto") == ServedTask("embed", PoolingConfig(method))
+
+
+def test_a_gguf_file_that_does_not_pool_generates(tmp_path: Path) -> None:
+    source = with_pooling_type(tmp_path / "m.gguf", 0)
+    assert ServedTask.of(source, "auto", "auto").name == "generate"
+
+
+@pytest.mark.parametrize(("number", "name"), [(2, "cls"), (4, "rank"), (9, "unknown")])
+def test_a_pooling_type_that_is_not_built_is_refused_by_name_unless_flags_replace_it(
+    number: int, name: str, tmp_path: Path
+) -> None:
+    source = with_pooling_type(tmp_path / "m.gguf", number)
+    for task in ("auto", "embed"):
+        with pytest.raises(ModelError, match=rf"m\.gguf: qwen3\.pooling_type is {number} \({name}\): .*give --task"):
+            ServedTask.of(source, task, "auto")
+    assert ServedTask.of(source, "embed", "mean").pooling == PoolingConfig("mean")
+    assert ServedTask.of(source, "generate", "auto").name == "generate"
 
 
 def test_models_generate_unless_their_files_or_the_flag_say_otherwise(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "rope.scaling.yarn_beta_slow",
     ),
     "a note on the model's training or conversion": ("rope.scaling.finetuned", "tensor_data_layout"),
-    "of embeddings and classifications, not of the decoder": ("pooling_type", "classifier.output_labels"),
+    "read by `model.pooling`, not of the decoder": ("pooling_type",),
+    "names of a classifier's results, whose tensors are rejected": ("classifier.output_labels",),
 }
 _WITHOUT_EFFECT = frozenset(name for names in WITHOUT_EFFECT.values() for name in names)
 

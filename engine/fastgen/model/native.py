@@ -127,9 +127,9 @@ def make_ropes(
     architecture: ModelArchitecture, max_model_length: int | None, factors: torch.Tensor | None
 ) -> tuple[Rope, ...]:
     """Return a `Rope` for each of the architecture's configurations; `factors` as in `Rope`."""
-    exact = architecture.default_length
-    longest = max_model_length or exact
-    if longest > exact:
+    longest = max_model_length or architecture.default_length
+    exact = architecture.longest_with_short_factors
+    if exact is not None and longest > exact:
         log.warning(
             "--max-model-length %d exceeds %d tokens: all requests use the model's long rotary factors, although it "
             "was trained with the short ones for shorter sequences; set it to %d for exact results on those",

@@ -136,14 +136,19 @@ class ModelArchitecture:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def default_length(self) -> int:
-        """Default of --max-model-length: the longest sequence for which results equal transformers'."""
+    def longest_with_short_factors(self) -> int | None:
+        """Longest sequence to which LongRoPE's short factors apply; None without LongRoPE."""
         originals = [
             rope.scaling.original_max_position_embeddings
             for rope in self.rope_configs
             if isinstance(rope.scaling, LongScaling)
         ]
-        return min([self.max_position_embeddings, *originals])
+        return min(originals, default=None)
+
+    @property
+    def default_length(self) -> int:
+        """Default of --max-model-length: the longest sequence for which results equal transformers'."""
+        return min(self.max_position_embeddings, self.longest_with_short_factors or self.max_position_embeddings)
 
     @property
     def intermediate_size(self) -> int:

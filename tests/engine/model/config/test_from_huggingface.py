@@ -12,6 +12,7 @@ from fastgen.model import ModelError
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
+from fastgen.model.native import make_ropes
 from support.tiny_models import TINY
 
 
@@ -88,6 +89,24 @@ def test_the_default_length_is_the_longest_with_exact_results(name: str, positio
     assert resolve_max_model_length(asked, a, kv, 100) == positions
     with pytest.raises(ConfigError, match=f"the model has {positions} positions"):
         resolve_max_model_length(EngineConfig(model="", max_model_length=positions + 1), a, kv, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "warns"),
+    [
+        ("llama", 4096, False),  # beyond its positions: rejected later
+        ("llama", None, False),
+        ("qwen2-yarn", 4096, False),
+        ("phi3-longrope-beyond", 32, False),
+        ("phi3-longrope-beyond", None, False),
+        ("phi3-longrope-beyond", 33, True),
+    ],
+)
+def test_only_a_model_with_long_factors_warns_that_they_apply_to_all_requests(
+    name: str, length: int | None, *, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_ropes(architecture(name), length, None)
+    assert ("long rotary factors" in caplog.text) == warns
 
 
 def test_a_window_as_long_as_the_model_is_dropped() -> None:

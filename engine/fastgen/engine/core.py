@@ -25,8 +25,8 @@ from fastgen.core.step_plan import StepPlan
 from fastgen.engine.step_results import add_pooled, new_prompt_logprobs, pooled_result, token_output
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.model import first_line
+from fastgen.model.device_errors import is_out_of_memory, release_cached_memory
 from fastgen.model.step_input import StepInput, StepInputBuilder
-from fastgen.runner.device_errors import is_out_of_memory, release_cached_memory
 from fastgen.runner.interface import Mask, Runner, Ticket
 from fastgen.text.grammars.compiled import CompiledGrammar, CompiledGrammars
 

@@ -25,7 +25,7 @@ from fastgen.engine.channel import Channel
 from fastgen.kernels.cpu import environment
 from fastgen.link.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
 from fastgen.model import first_line
-from fastgen.runner.device_errors import is_device_failure, is_out_of_memory
+from fastgen.model.device_errors import is_device_failure, is_out_of_memory
 
 log = logging.getLogger("fastgen.engine.process")
 

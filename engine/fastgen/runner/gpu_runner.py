@@ -16,9 +16,9 @@ from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 from fastgen.kv_cache.swap import CUDAStreams, Swapper
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
+from fastgen.model.device_errors import is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
-from fastgen.runner.device_errors import is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
 from fastgen.runner.interface import Mask
 from fastgen.runner.pooling import pool, sums_by_sequence

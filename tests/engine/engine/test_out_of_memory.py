@@ -17,8 +17,8 @@ from fastgen.core.chunking import StepLimit
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
+from fastgen.model.device_errors import is_device_failure, is_out_of_memory, release_cached_memory
 from fastgen.model.step_input import StepInput
-from fastgen.runner.device_errors import is_device_failure, is_out_of_memory, release_cached_memory
 from fastgen.runner.interface import Mask
 from support.checking import check_outcome
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    PreTrainedModel,
+)
 
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import SamplingParams
@@ -272,3 +279,41 @@ def test_weights_that_are_not_safetensors_are_rejected(gpt2: Path) -> None:
     (gpt2 / "model.safetensors").rename(gpt2 / "pytorch_model.bin")
     with pytest.raises(ModelError, match="weights cannot be read"):
         adapted(gpt2)
+
+
+@pytest.mark.parametrize("error", [AssertionError("no"), ImportError("No module named 'x'\nhint"), ZeroDivisionError()])
+@pytest.mark.parametrize("place", ["probe", "self-check", "shape"])
+def test_a_model_whose_code_fails_is_rejected_by_name_with_the_cause(
+    place: str, error: Exception, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(place, error, monkeypatch)
+    with pytest.raises(ModelError, match=rf"GPT2LMHeadModel cannot be served: .* {type(error).__name__} \(") as caught:
+        adapted(gpt2)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: an illegal address")]
+)
+@pytest.mark.parametrize("place", ["weights", "probe", "self-check"])
+def test_an_error_of_the_device_is_not_blamed_on_the_model(
+    place: str, error: Exception, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_at(place, error, monkeypatch)
+    with pytest.raises(type(error)) as caught:
+        adapted(gpt2)
+    assert caught.value is error
+
+
+def fail_at(place: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model's code raise an error when it is read, called for the first time, or by the self-check."""
+
+    def fail(*_arguments: object, position_ids: object = None, **_others: object) -> None:  # noqa: ARG001 (looked for)
+        raise error
+
+    if place == "weights":
+        monkeypatch.setattr(GPT2LMHeadModel, "from_pretrained", fail)
+    elif place == "shape":
+        monkeypatch.setattr(GPT2Config, "sliding_window", property(fail), raising=False)
+    else:
+        monkeypatch.setattr(GPT2Model if place == "probe" else GPT2LMHeadModel, "forward", fail)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from fastgen.model import ModelError, first_line
+from fastgen.model.device_errors import is_device_error
 from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
@@ -27,19 +28,29 @@ def load_transformers_model(
 
     Raises:
         ConfigError: as `end_token_id`.
-        ModelError: naming the architecture if it cannot be served correctly, or the file or tensor at fault.
+        ModelError: naming the architecture if it cannot be served correctly or its code fails, or the file or tensor at
+            fault.
     """
     progress(0.0)
     model_class = _model_class(directory)
     paged_attention.register()
-    model = _read_weights(directory, model_class, dtype)
+    model, tokenizer_end = _read_weights(directory, model_class, dtype), end_token_id(directory)
     torch.nn.Module.to(model, device)
     progress(0.9)
     try:
-        adapted = TransformersModel(model, end_token_id(directory))
+        adapted = TransformersModel(model, tokenizer_end)
         self_check.check(adapted, model)
+    except ModelError:
+        raise
     except NotServedError as error:
         raise ModelError(f"{directory}: {model_class.__name__} cannot be served: it needs {error}") from None
+    except Exception as error:  # whatever the model's code raises
+        if is_device_error(error):
+            raise
+        raise ModelError(
+            f"{directory}: {model_class.__name__} cannot be served: its code in transformers fails with "
+            f"{type(error).__name__} ({first_line(error)})"
+        ) from error
     progress(1.0)
     return adapted
 
@@ -87,9 +98,9 @@ def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: to
             local_files_only=True,
             output_loading_info=True,
         )
-    except MemoryError:
-        raise
     except Exception as error:  # transformers and safetensors raise errors of many types
+        if is_device_error(error):
+            raise
         raise ModelError(f"{directory}: the weights cannot be read: {first_line(error)}") from None
     model, info = loaded
     if info["missing_keys"]:

@@ -12,6 +12,7 @@ from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
+from fastgen.model.device_errors import is_device_error
 from fastgen.model.forward_input import HostRows
 from fastgen.model.step_input import StepInputBuilder
 from fastgen.model.transformers_backend.model import TransformersModel
@@ -32,7 +33,8 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
     `model` computes the prompt at once; `adapted` computes it in chunks of different sizes beside another prompt.
 
     Raises:
-        NotServedError: if the logits differ by more than rounding, or either computation fails.
+        NotServedError: if the logits differ by more than rounding, or either computation fails in a way that says that
+            it lacks input. Other errors, and those of the device, pass through.
     """
     numbers, vocabulary = random.Random(0), range(adapted.architecture.vocab_size)
     prompt, neighbour = (numbers.choices(vocabulary, k=size) for size in (_PROMPT_TOKENS, _NEIGHBOUR_TOKENS))
@@ -42,6 +44,8 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
         expected = _by_transformers(model, prompt, adapted.device)
         actual = _by_chunks(adapted, prompt, neighbour)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        if is_device_error(error):
+            raise
         raise NotServedError(f"more than flat token ids and positions as input ({first_line(error)})") from error
     deviation = (actual - expected).square().mean().sqrt() / expected.std()
     if not deviation <= _TOLERANCE[adapted.dtype]:

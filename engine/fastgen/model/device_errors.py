@@ -33,6 +33,11 @@ def is_device_failure(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _FAILURES)
 
 
+def is_device_error(error: Exception) -> bool:
+    """Return whether an error is of the device or its memory, and not of the code that used them."""
+    return is_out_of_memory(error) or is_device_failure(error)
+
+
 def is_capture_failure(error: Exception) -> bool:
     """Return whether launches could not be captured as a CUDA graph. They still work without one."""
     return isinstance(error, RuntimeError) and "captur" in str(error)

@@ -26,8 +26,8 @@ class Receiver(Protocol):
     def push(self, output: TokenOutput) -> None:
         """Handle an output; the last one has a finish reason."""
 
-    def fail(self) -> None:
-        """Handle that there are no more outputs: the engine has exited, or an output could not be handled."""
+    def fail(self, error: Exception | None = None) -> None:
+        """Handle that there are no more outputs: `push` raised `error`, or the engine has exited if it is None."""
 
 
 class InFlight:
@@ -106,9 +106,9 @@ class InFlight:
             self._end(output.request_id)
         try:
             receiver.push(output)
-        except Exception:  # the other requests must get their outputs
+        except Exception as error:  # the other requests must get their outputs
             log.exception("request %s: its output could not be handled", output.request_id)
-            receiver.fail()
+            receiver.fail(error)
 
     def end_all(self) -> None:
         """Fail all open requests, because the engine has exited."""

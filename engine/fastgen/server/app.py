@@ -19,7 +19,7 @@ from fastgen.server.http import errors, host_check, request_context
 from fastgen.server.http.auth import OPEN_PATHS, KeyCheck, KeyRing
 from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 from fastgen.server.http.connection import is_kept
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.errors import APIError, FailedRequest
 from fastgen.server.http.host_check import HostCheck
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
@@ -37,11 +37,6 @@ from fastgen.text.grammars.checker import CheckerUnavailable
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")
-
-# Codes of errors that do not count as rejections: the request was admitted, or uvicorn logs the traceback.
-_NOT_REJECTED = frozenset(
-    {"engine_dead", "deadline_exceeded", "internal_error", "out_of_memory", "grammar_too_complex"}
-)
 
 
 def create_app(
@@ -102,7 +97,7 @@ def _endpoints(service: Service) -> FastAPI:
         stored = request.method == "GET" and request.url.path in ("/v1/chat/completions", "/v1/responses")
         if isinstance(exception, HTTPException) and (error.status == 404 or stored):
             error = missing_route(request.method, request.url.path)
-        if error.code not in _NOT_REJECTED:
+        if not isinstance(error, FailedRequest):
             _record_rejection(service, error)
         return error.response()
 

@@ -153,7 +153,7 @@ class Ignoring:
     def push(self, output: TokenOutput) -> None:
         """Do nothing."""
 
-    def fail(self) -> None:
+    def fail(self, error: Exception | None = None) -> None:
         """Do nothing."""
 
 

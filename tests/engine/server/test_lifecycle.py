@@ -141,6 +141,8 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
             server.log.splitlines()[-1] == "fastgen: error: the engine process was killed by SIGKILL (out of memory?)"
         )
         assert "Traceback" not in server.log
+        # Only the request that came when the engine was dead was rejected. The others had been admitted.
+        assert [line.count("code=engine_dead") for line in server.log.splitlines() if " rejected " in line] == [1]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -172,8 +172,9 @@ async def test_an_output_that_cannot_be_handled_fails_its_own_request_only() -> 
     )
     engine.in_flight.record(state)
     assert other.tokens == [6]
-    with pytest.raises(APIError):
+    with pytest.raises(APIError, match="the server's log has the details") as failed:
         await finishing
+    assert (failed.value.status, failed.value.code) == (500, "internal_error")
     assert engine.cancelled == ["0"]
 
 
@@ -186,5 +187,5 @@ class PlayedReceiver:
     def push(self, output: TokenOutput) -> None:
         self.tokens += output.token_ids
 
-    def fail(self) -> None:
-        raise AssertionError
+    def fail(self, error: Exception | None = None) -> None:
+        raise AssertionError(error)

@@ -134,10 +134,11 @@ async def test_a_request_that_fails_gets_its_text_before_the_error() -> None:
     assert b"".join(client.parts) == b"<0:a;engine_dead"
 
 
-async def test_a_delta_that_cannot_be_encoded_ends_its_request_only() -> None:
+async def test_a_delta_that_cannot_be_encoded_ends_its_request_only(caplog: pytest.LogCaptureFixture) -> None:
     engine, client = PlayedEngine(), Client()
     task = await responding(engine, client, Broken())
     engine.generate("a")
-    with pytest.raises(KeyError):
-        await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 10)
+    assert b"".join(client.parts) == b"<internal_error"
+    assert "KeyError" in caplog.text
     assert engine.cancelled == ["0"]

@@ -52,14 +52,18 @@ class APIError(Exception):
         )
 
 
-def engine_died(reason: str) -> APIError:
+class FailedRequest(APIError):
+    """The error of a request that was admitted, or that a defect of the server ended: it was not rejected."""
+
+
+def engine_died(reason: str) -> FailedRequest:
     """Return the error for a request that was running when the engine died of `reason`."""
-    return APIError(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
+    return FailedRequest(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
 
 
-def out_of_memory() -> APIError:
+def out_of_memory() -> FailedRequest:
     """Return the error for a request that the device lacked the memory to compute, even alone."""
-    return APIError(
+    return FailedRequest(
         503,
         "the device ran out of memory for this request, even with nothing else in the step: send a shorter one, try "
         "again later, or lower --memory-percent (spec.engine.kvCache.memoryPercent) to leave more for steps",
@@ -67,9 +71,9 @@ def out_of_memory() -> APIError:
     )
 
 
-def grammar_too_complex() -> APIError:
+def grammar_too_complex() -> FailedRequest:
     """Return the error for a generation whose grammar takes too much work or memory to follow any further."""
-    return APIError(
+    return FailedRequest(
         400,
         "the grammar or schema of this request takes too much work or memory to follow any further; simplify it, or "
         "lower max_tokens",
@@ -89,7 +93,7 @@ def from_exception(error: Exception) -> APIError:
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
             return APIError(error.status_code, str(error.detail), code=code)
-    return APIError(
+    return FailedRequest(
         500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
     )
 

@@ -13,7 +13,14 @@ from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.link.client import EngineDeadError
 from fastgen.link.messages import TokenOutput
-from fastgen.server.http.errors import APIError, engine_died, grammar_too_complex, out_of_memory
+from fastgen.server.http.errors import (
+    APIError,
+    FailedRequest,
+    engine_died,
+    from_exception,
+    grammar_too_complex,
+    out_of_memory,
+)
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.metrics import Metrics
@@ -73,7 +80,7 @@ class RequestHandler:
         self._changed: dict[int, None] = {}  # indices of generations with a delta to take, oldest first
         self._on_change: Callable[[], object] | None = None
         self._ended = asyncio.Event()
-        self._failure: Exception | None = None
+        self._failure: APIError | None = None
 
     def __enter__(self) -> RequestHandler:
         return self
@@ -122,9 +129,8 @@ class RequestHandler:
             on_change: called when there is something to `take` and there was nothing before.
 
         Raises:
-            APIError: if the engine dies or lacks the memory, if a grammar takes too much work or memory, or if the
-                deadline passes before the first token of any generation.
-            Exception: the error that was given to `fail`.
+            FailedRequest: if the engine dies or lacks the memory, if a grammar takes too much work or memory, if the
+                deadline passes before the first token of any generation, or after `fail`.
         """
         self._on_change = on_change
         try:
@@ -153,7 +159,7 @@ class RequestHandler:
         """Run to the end and return the chosen outputs, one per choice, in order.
 
         Raises:
-            APIError: see `run`.
+            FailedRequest: see `run`.
         """
         await self.run()
         wanted, candidates = self.rendered.num_choices, self.rendered.num_candidates
@@ -168,7 +174,7 @@ class RequestHandler:
         """Run to the end and return the result of each request with `pooling`, as in `TokenOutput`.
 
         Raises:
-            APIError: if the engine dies or lacks the memory, or if a request ends before its result is there.
+            FailedRequest: if the engine dies or lacks the memory, or if a request ends before its result is there.
         """
         results = [output.pooled for output in await self.finish()]
         if None in results:
@@ -202,8 +208,8 @@ class RequestHandler:
                 self._on_change()
 
     def fail(self, error: Exception | None = None) -> None:
-        """End the request with `error`; None stands for the engine's exit, or an output that could not be handled."""
-        self._failure = error or engine_died(self._engine.exit_message)
+        """End the request because of `error`, which the caller logs; None means that the engine has exited."""
+        self._failure = engine_died(self._engine.exit_message) if error is None else from_exception(error)
         self._ended.set()
 
     def _count(self, index: int, num_new: int) -> None:
@@ -225,7 +231,7 @@ class RequestHandler:
         reason, prompt_tokens = output.finish_reason or FinishReason.ABORT, len(output.request.prompt_token_ids)
         self._metrics.finished(reason, time.monotonic() - self._arrival, prompt_tokens, len(output.token_ids))
 
-    def _error(self) -> APIError | None:
+    def _error(self) -> FailedRequest | None:
         """Return the error that ends the request; None unless generations have ended without a result that it needs."""
         if any(output.finish_reason is FinishReason.OUT_OF_MEMORY for output in self.outputs):
             return out_of_memory()
@@ -235,10 +241,10 @@ class RequestHandler:
             return self._timed_out()
         return None
 
-    def _timed_out(self) -> APIError:
+    def _timed_out(self) -> FailedRequest:
         request = self.outputs[0].request
         awaited = "the first token" if request.pooling is None else "the result"
-        return APIError(
+        return FailedRequest(
             408,
             f"timeout: {request.deadline_seconds:g} s passed before {awaited}; raise it or try again later",
             code="deadline_exceeded",
@@ -246,8 +252,9 @@ class RequestHandler:
         )
 
 
-def _stopped() -> APIError:
-    return APIError(503, "the server stopped before the result was there; try again", code="draining", retry_after=1)
+def _stopped() -> FailedRequest:
+    message = "the server stopped before the result was there; try again"
+    return FailedRequest(503, message, code="draining", retry_after=1)
 
 
 def _mean_logprob(output: RequestOutput) -> float:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 from typing import Protocol
 
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import EventStream
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.text.request_output import OutputDelta
+
+log = logging.getLogger("fastgen.server")
 
 
 class StreamEvents(Protocol):
@@ -69,7 +72,8 @@ class TokenStream(EventStream):
             return
         try:
             self.write(self._taken())
-        except Exception as error:  # `run` raises it
+        except Exception as error:  # a defect, which ends this stream only
+            log.exception("the output of response %s could not be encoded", self._handler.id)
             self._handler.fail(error)
 
     def _taken(self) -> bytes:

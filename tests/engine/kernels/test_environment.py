@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,55 @@ def test_read_only_folders_are_skipped() -> None:
     out = run(PROBE, NUMBA_CACHE_DIR=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=nowhere)
     # The system's temporary folder is the last resort.
     assert nowhere not in out
+
+
+@pytest.mark.parametrize("given", ["", "mine", "/proc/nowhere"])
+def test_a_folder_that_the_user_set_is_used_or_named_in_a_warning(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / given) if given else "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(environment.PREBUILT, raising=False)
+    environment._choose_cache_folder()
+    assert (os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "mine")) == (given == "mine")
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"NUMBA_CACHE_DIR is {given}" for _ in range(given == "/proc/nowhere")
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give folders away and become another user")
+@pytest.mark.parametrize(
+    ("owner", "mode", "user", "is_usable"),
+    [
+        (0, 0o755, 0, True),
+        (1001, 0o755, 1001, True),
+        (1001, 0o755, 0, False),  # root may write anywhere
+        (1002, 0o775, 1001, False),
+        (0, 0o775, 1001, True),  # a volume of a pod with a group
+        (0, 0o777, 1001, False),
+        (0, 0o755, 1001, False),
+    ],
+)
+def test_code_is_cached_only_where_no_other_user_can_put_any(
+    owner: int, mode: int, user: int, *, is_usable: bool
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's folders are closed to other users
+        os.chown(name, owner, 2000)
+        Path(name).chmod(mode)
+        pid = os.fork()
+        if not pid:
+            try:
+                os.setgroups([2000])
+                os.setuid(user)
+                os._exit(environment._is_usable(Path(name)))
+            finally:
+                os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == is_usable
+
+
+def test_a_folder_that_does_not_exist_is_created(tmp_path: Path) -> None:
+    assert environment._is_usable(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """Process-wide settings that numba, OpenMP, torch and oneDNN read once.
 
 Call `prepare` before importing torch and numba. It keeps variables that the user has set, except a NUMBA_CACHE_DIR that
-cannot be written to, or that is another user's and world-writable.
+cannot be written to or that another user could fill.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import shutil
@@ -20,6 +21,8 @@ _SPINS = "5000"
 _PRODUCTS_KEPT = "128"
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+
+log = logging.getLogger("fastgen.kernels")
 
 
 def usable_cpus() -> int:
@@ -79,11 +82,14 @@ def _prefer_wide_vectors() -> None:
 
 
 def _choose_cache_folder() -> None:
-    """Point numba at a writable cache folder and fill it from the prebuilt one.
+    """Point numba at a usable cache folder and fill it from the prebuilt one.
 
-    Without a writable folder nothing is cached: each process compiles its kernels.
+    Without a usable folder nothing is cached: each process compiles its kernels.
     """
-    folder = next((path for path in _cache_candidates() if _is_writable(path)), None)
+    folder = next((path for path in _cache_candidates() if _is_usable(path)), None)
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given and folder != Path(given):
+        log.warning("NUMBA_CACHE_DIR is %s: not used, because it is not writable or another user's", given)
     if folder is None:
         os.environ.pop("NUMBA_CACHE_DIR", None)
         return
@@ -114,8 +120,12 @@ def source_digest() -> str:
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether a folder may hold compiled code: writable, and this user's or not world-writable."""
+def _is_usable(folder: Path) -> bool:
+    """Return whether a folder may hold compiled code. Create it if it does not exist.
+
+    It must be writable, and this user's, or root's and not world-writable, because numba executes what it finds there.
+    Another user may have made a folder in the temporary folder first, and root could write to that, too.
+    """
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -123,7 +133,7 @@ def _is_writable(folder: Path) -> bool:
         status = folder.stat()
     except OSError:
         return False
-    return status.st_uid == os.getuid() or not status.st_mode & 0o002
+    return status.st_uid == os.getuid() or (status.st_uid == 0 and not status.st_mode & 0o002)
 
 
 def seed(prebuilt: Path, folder: Path) -> int:

@@ -44,6 +44,13 @@ def checker() -> Iterator[GrammarChecker]:
         (f'{BACK} r\nr[capture]: "c" r // "d"\n# r: "e"', "rule r"),
         (f'{BACK} %lark {{\nstart: r\nr: "x" r\n}}\nr: "c"', "rule r"),
         (r'start: "b" | r' + "\nr: %lark {\nstart: r\n" + r'r: "x" | "y" /[^\s\S]/' + "\n}", r"/[^\s\S]/"),
+        (f'{BACK} r::0\nr::_: "c" r::incr([0:3]) | "d" r::_ %if and(bit_clear(1), lt(_, 4))', "rule r"),
+        (
+            f'{BACK} p::0x0f\np::_: "x" r::set_bit(1) | "z" %if bit_set(1)\n'
+            'r::_: "c" (r::_ | "x" r::bit_or(0x2)) | "d" r::_',
+            "rule r",
+        ),
+        (BACK + 'r::0\nr::_: /[^\\s\\S]/ %if is_zeros(_) | "c"', r"/[^\s\S]/"),
         (BACK + r"/[^\s\S]/", r"/[^\s\S]/"),
         (BACK + r"%regex {'substring_chars': 'x'} T".replace("'", '"') + "\nT: /x/ & /y/", "T"),
         (BACK + "(/x/ T | U V)\nT: /x/ & ~/y/\nU: /x/ & ~/x|y/\nV: /v/", "U"),
@@ -72,6 +79,8 @@ def test_what_matches_no_text_is_named(text: str, part: str, checker: GrammarChe
         'start: X _Y INT WORD\nX: "x" | _Y\n | "z"\n_Y: "y"\n%import common.INT\n%import common (WORD)\n%ignore / /',
         'start: "a" %lark {\nstart: r\nr: "x" r | "y"\n} r\nr: "c"',
         'start: p::0x0\np::_: "a" %if is_ones([0:3]) | "b" p::incr([0:3])',
+        'start: p::0x0\np::_: "" %if is_ones([0:2]) | "a" p::set_bit(0) %if bit_clear(0) | p::set_bit(1) x0\nx0: "c"',
+        'start: p::0\np::_: "b" p::incr(_) %if lt(_, 20) | q::_\nq::_: "a" q::incr(_) %if lt(_, 20) | ""',
         'start: "a"\r\n | r\r\nr: "b"\r\n',
     ],
 )

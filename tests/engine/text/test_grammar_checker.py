@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from fastgen.text.grammars import checker as checker_module
 from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
 from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict
 from fastgen.text.grammars.compiled import CompiledGrammars
+from fastgen.text.grammars.limits import MOST_REHEARSAL_SECONDS
 from fastgen.text.tokenizer import Tokenizer
 from support.waiting import eventually
 
@@ -54,6 +56,16 @@ def pid_of(rehearsals: GrammarChecker) -> int:
 
 def forks_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_grammar_on_which_the_library_panics_is_refused_at_once(rehearsals: GrammarChecker) -> None:
+    """The library then reads its debugging symbols, and waited for ever where memory ran out."""
+    rehearsals.check(VALID)
+    began = time.monotonic()
+    for number in range(3):
+        with pytest.raises(RequestError, match="the grammar library fails on it; simplify it"):
+            rehearsals.check(Grammar(kind="lark", text=f'start: r::{number}\nr::_: "a" r::incr(_)'))
+    assert time.monotonic() - began < MOST_REHEARSAL_SECONDS / 2
 
 
 @pytest.mark.parametrize(

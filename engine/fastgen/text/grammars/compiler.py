@@ -178,6 +178,8 @@ class _Vocabulary:
 
 def summary(fault: str) -> str:
     """Return the line of llguidance's message that says what is wrong, at most 300 characters."""
+    if fault.startswith("panic"):  # a defect of the library; its message is about its code
+        return "the grammar library fails on it; simplify it"
     lines = [line.strip() for line in fault.splitlines() if line.strip()]
     message = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "unknown fault")
     return message.removeprefix("error: ")[:300]

@@ -1,7 +1,7 @@
 """Find a rule or a terminal of a Lark grammar that matches no text.
 
-The library accepts them, and a generation that reaches one cannot continue, or never ends. Parametric grammars (`::`)
-are not checked.
+The library accepts them, and a generation that reaches one cannot continue, or never ends. Parameters of rules
+(`rule::0`) and their conditions (`%if`) are not looked at: a rule stands for all of its values.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from fastgen.text.grammars.endings import with_an_end
 from fastgen.text.grammars.lark_tokens import tokens
 
 _END = ("newline", "")
@@ -81,6 +82,9 @@ class _Rules:
                 self._mentions[rule].append(symbol)
                 if not self._may_be_left_out():
                     needed.append(symbol)
+                if self._text == "%if":
+                    self._advance()
+                    self._parameter()
             self._needs[rule].append(needed)
             if self._text == "->":
                 self._advance()
@@ -114,10 +118,22 @@ class _Rules:
             self._advance()
             self._advance()
         elif kind in ("regex", "name") or text.startswith("%regex"):
+            if self._text == "::":
+                self._advance()
+                self._parameter()
             return text
         elif kind not in ("string", "data") and text[0] not in "<@":
             raise ValueError(text)
         return ""
+
+    def _parameter(self) -> None:
+        """Read an expression of a rule's parameter, such as `0x1`, `_` or `incr([0:3])`."""
+        self._advance()
+        depth = 0
+        while depth or self._text == "(":
+            if self._next == _END:
+                raise ValueError("(")
+            depth += {"(": 1, ")": -1}.get(self._advance(), 0)
 
     def _may_be_left_out(self) -> bool:
         """Read what follows a symbol; return whether there may be none of it."""
@@ -172,21 +188,7 @@ class _Rules:
 
     def _endless_rule(self, reached: list[str]) -> str:
         """Return a rule of which each alternative needs a rule of the same kind; "" if there is none."""
-        alternatives = [(rule, needed) for rule in reached for needed in self._needs.get(rule, ())]
-        missing = [len(needed) for _, needed in alternatives]
-        users: dict[str, list[int]] = defaultdict(list)
-        for number, (_, needed) in enumerate(alternatives):
-            for symbol in needed:
-                users[symbol].append(number)
-        ended = {rule for rule, needed in alternatives if not needed} | {*users} - {*self._needs}
-        waiting = [*ended]
-        while waiting:
-            for number in users[waiting.pop()]:
-                missing[number] -= 1
-                rule = alternatives[number][0]
-                if not missing[number] and rule not in ended:
-                    ended.add(rule)
-                    waiting.append(rule)
+        ended = with_an_end(self._needs)
         rule = next((rule for rule in reached if rule in self._needs and rule not in ended), "")
         seen: set[str] = set()
         while rule and (rule.isdigit() or rule not in seen):  # until the rule that needs itself

@@ -13,7 +13,7 @@ _TOKEN = re.compile(
     | (?P<regex> /(?:\\.|[^/\\])+/[imslux]* )
     | (?P<name> [!?_]*[A-Za-z][\w-]* )
     | (?P<data> %(?:json|regex|llguidance) )                             # JSON follows
-    | (?P<other> %\w+ | <[^<>\s]+> | @[\w-]+ | \d+ | :: | \.\. | -> | . )""",
+    | (?P<other> %\w+ | <[^<>\s]+> | @[\w-]+ | 0x[\da-fA-F]+ | \d+ | :: | \.\. | -> | . )""",
     re.VERBOSE | re.DOTALL,
 )
 

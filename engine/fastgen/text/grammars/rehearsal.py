@@ -39,7 +39,10 @@ _SOME_BIT = re.compile(rb"[^\0]")
 
 
 def limit_process() -> None:
-    """Limit this process to what one grammar may take. Beyond that it is killed, or allocating memory fails."""
+    """Limit this process to what one grammar may take, and let it open no more files.
+
+    Beyond that it is killed, or allocating memory fails.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_REHEARSAL_CPU_SECONDS, MOST_REHEARSAL_CPU_SECONDS + 1))
     _limit(resource.RLIMIT_STACK, REHEARSAL_STACK_BYTES)
@@ -47,6 +50,8 @@ def limit_process() -> None:
     _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + MOST_REHEARSAL_BYTES)
     with suppress(OSError):  # if memory runs out nevertheless, this process ends first
         Path("/proc/self/oom_score_adj").write_text("1000")
+    # The library reads its own debugging symbols when it fails, and waits for a lock for ever if memory runs out then.
+    _limit(resource.RLIMIT_NOFILE, 0)
 
 
 def _limit(kind: int, most: int) -> None:

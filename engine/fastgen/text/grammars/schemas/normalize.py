@@ -15,7 +15,8 @@ from fastgen.text.grammars.schemas import keywords
 from fastgen.text.grammars.schemas.alternatives import exclusive
 from fastgen.text.grammars.schemas.errors import SchemaError, within
 from fastgen.text.grammars.schemas.numbers import BOUNDS, check_steps, check_value, float_bounds, integer_bounds, step
-from fastgen.text.grammars.schemas.references import References, check_base, check_recursion
+from fastgen.text.grammars.schemas.recursion import check_recursion
+from fastgen.text.grammars.schemas.references import References, check_base
 
 # Deepest nesting of schemas within schemas. The library reads 128 levels of JSON, and a schema takes up to two.
 _MOST_LEVELS = 48
@@ -62,6 +63,7 @@ class _Normalizer:
         self._names: dict[int, str] = {}  # of referenced schemas, by identity: they are parts of the document
         self._referenced: list[tuple[str, Any, str]] = []  # name, schema and place of those not yet normalized
         self._definitions: dict[str, Any] = {}
+        self._places: dict[str, str] = {}  # of the definitions, in the document
         self._one_ofs: list[tuple[dict[str, Any], str]] = []  # schemas with `oneOf`, and their places
         self._num_schemas = 0
         self._steps: list[int | float] = []  # values of `multipleOf`
@@ -83,8 +85,9 @@ class _Normalizer:
         root = self.schema(self._document, "", 0)
         while self._referenced:
             name, target, place = self._referenced.pop()
+            self._places[name] = place
             self._definitions[name] = self.schema(target, place, 0)
-        check_recursion(self._definitions)
+        check_recursion(self._definitions, self._places)
         if self._merges:
             check_steps(self._steps)
         for schema, place in self._one_ofs:  # now that all that they refer to is known

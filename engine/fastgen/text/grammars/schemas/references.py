@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,27 +24,6 @@ def check_base(schema: dict[str, Any], place: str) -> None:
             raise SchemaError.at(
                 within(place, name), "references below an id of its own are not supported; leave the id out"
             )
-
-
-def check_recursion(definitions: Mapping[str, Any]) -> None:
-    """Check normalized definitions.
-
-    Raises:
-        SchemaError: if one requires itself for the same value. Nothing matches it, and lists of it have dead ends.
-    """
-    try:
-        TopologicalSorter({name: set(_required(schema)) for name, schema in definitions.items()}).prepare()
-    except CycleError:
-        raise SchemaError("$ref: a schema refers to itself for the same value, so nothing matches it") from None
-
-
-def _required(schema: Any) -> Iterator[str]:
-    """Return the names of the definitions that a value of a schema has to match, too."""
-    if isinstance(schema, Mapping):
-        if "$ref" in schema:
-            yield schema["$ref"].rpartition("/")[2]
-        for part in schema.get("allOf", ()):
-            yield from _required(part)
 
 
 class References:

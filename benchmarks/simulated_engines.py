@@ -48,7 +48,7 @@ class Exposition:
         self._set("kv_cache_tokens", 1000.0)
         self._set("token_budget", BUDGET)
         self._set("num_requests_running", 1.0)
-        for name, value in zip(("base", "token", "kv_token"), STEP, strict=True):
+        for name, value in zip(STEP._fields, STEP, strict=True):
             self._set("step_model", value, f'coefficient="{name}"')
 
     def text(self, query: bytes) -> bytes:

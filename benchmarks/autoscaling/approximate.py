@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks.autoscaling import steps
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from benchmarks.autoscaling.steps import DECODING, LOST, PARTIAL, REQUEST, STATE, WAITING
-from fastgen.core.step_model import StepModel, Vector
+from fastgen.core.step_model import StepModel
+from fastgen.core.step_times import StepCoefficients, StepWork
 
 _STEP_ERROR = 0.05  # largest relative error of a measured step
 _ROWS = 64  # initial size of the table of requests
@@ -35,9 +36,7 @@ class ApproximateReplica:
         self._states = np.zeros(1, STATE)
         self._state: Any = self._states[0]
         settings = {
-            "base": device.base,
-            "token": device.token,
-            "kv_token": device.kv_token,
+            **device.coefficients._asdict(),
             "gap": engine.targets.gap,
             "limit": engine.targets.gap * TOLERANCE,
             "patience": engine.patience,
@@ -151,9 +150,9 @@ class ApproximateReplica:
             self._log.lose(self._arrivals[row])
         num[LOST] = 0
 
-    def _fit(self) -> Vector:
-        for tokens, kv_tokens, seconds in self._state["observed"][: self._state["num_observed"]].tolist():
+    def _fit(self) -> StepCoefficients:
+        for *work, seconds in self._state["observed"][: self._state["num_observed"]].tolist():
             error = 1 + _STEP_ERROR * self._errors.uniform(-1, 1)
-            self._step_model.observe(int(tokens), int(kv_tokens), error * seconds)
+            self._step_model.observe(StepWork(*map(int, work)), error * seconds)
         self._state["num_observed"] = 0
         return self._step_model.coefficients

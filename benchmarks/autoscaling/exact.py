@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from benchmarks.autoscaling.device import Device
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
 from fastgen.config import EngineConfig
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import StepOutput
+from fastgen.core.step_times import StepWork
 from fastgen.engine.core import Engine as RealEngine
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import Mask
@@ -39,7 +42,10 @@ class _Runner:
 
     def launch(self, step: StepInput) -> _Ticket:
         began = max(self.now, self._busy_until)
-        self._busy_until = began + self._device.seconds(step.num_tokens, int(step.seq_lens.sum()))
+        sizes = np.diff(step.query_starts).astype(np.int64)
+        pairs = int(((sizes - 1) * (step.seq_lens - sizes)).sum())
+        work = StepWork(step.num_tokens, int(step.seq_lens.sum()), pairs)
+        self._busy_until = began + self._device.coefficients.seconds(work)
         return _Ticket(self, self._busy_until, len(step.sampled))
 
 

@@ -41,7 +41,6 @@ def pod_manifest(pod: Pod) -> dict[str, Any]:
 
 def exposition(metrics: ReplicaMetrics) -> str:
     """Return a scrape in the Prometheus text format, with the metrics that the operator reads."""
-    base, token, kv_token = metrics.fit()
     values: dict[tuple[str, str], float] = {
         ("arrived_prompt_tokens_total", ""): metrics.arrived_prompt_tokens,
         ("rejected_prompt_tokens_total", ""): metrics.rejected_prompt_tokens,
@@ -59,10 +58,9 @@ def exposition(metrics: ReplicaMetrics) -> str:
         ("kv_cache_capacity_tokens", ""): metrics.kv_capacity_tokens,
         ("kv_cache_tokens", ""): metrics.kv_tokens,
         ("token_budget", ""): metrics.token_budget,
-        ("step_model", ',coefficient="base"'): base,
-        ("step_model", ',coefficient="token"'): token,
-        ("step_model", ',coefficient="kv_token"'): kv_token,
     }
+    for name, value in metrics.fit()._asdict().items():
+        values["step_model", f',coefficient="{name}"'] = value
     return "".join(
         f'fastgen_{name}{{model_name="{MODEL}"{label}}} {value!r}\n' for (name, label), value in values.items()
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.autoscaling.device import Device
+from fastgen.core.step_times import StepCoefficients
 
 # Tolerance for the inter-token target: the engine sizes steps to take exactly the target.
 TOLERANCE = 1.02
@@ -50,7 +51,7 @@ class Targets:
 class ReplicaMetrics:
     """Metrics from one scrape of one replica, with the names of the engine's metrics: gauges, then counters.
 
-    `fit` returns base, token and kv_token of the engine's fit; `time` is the scrape time.
+    `fit` returns the coefficients of the engine's fit; `time` is the scrape time.
     """
 
     pod: str
@@ -63,7 +64,7 @@ class ReplicaMetrics:
     max_sequences: int
     backlog_prompt_tokens: int
     oldest_waiting_seconds: float
-    fit: Callable[[], tuple[float, float, float]]
+    fit: Callable[[], StepCoefficients]
     scheduled_prefill_tokens: int
     scheduled_decode_tokens: int
     steps: int

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from fastgen.core import chunking
+from fastgen.core import chunking, step_times
+from fastgen.core.step_times import StepCoefficients, StepWork
 
 # The lists, and their counts in the state.
 WAITING, PARTIAL, DECODING, LOST = range(4)
@@ -25,7 +26,7 @@ _LOOK_AHEAD: Final = 64  # steps of backlog that chunking considers, as in fastg
 _MIN_PROMPT_TOKENS: Final = chunking.MIN_PROMPT_TOKENS
 _ROW_MULTIPLE: Final = chunking.ROW_MULTIPLE
 
-_SETTINGS = ["base", "token", "kv_token", "gap", "limit", "patience"]
+_SETTINGS = [*StepCoefficients._fields, "gap", "limit", "patience"]
 _SIZES = ["token_budget", "max_sequences", "kv_capacity", "max_queued"]
 _COUNTS = [
     "kv_tokens", "pending", "late", "steps", "prefilled", "decoded", "ended", "ended_prompt", "ended_generated",
@@ -35,7 +36,7 @@ _COUNTS = [
 STATE: Final = np.dtype(
     [(name, "f8") for name in (*_SETTINGS, "clock", "step_seconds")]
     + [(name, "i8") for name in (*_SIZES, *_COUNTS)]
-    + [("num", "i8", (4,)), ("observed", "f8", (OBSERVED, 3))]
+    + [("num", "i8", (4,)), ("observed", "f8", (OBSERVED, len(StepWork._fields) + 1))]
 )
 # One request. `ends`: the step of its last token; `late_before`: late steps before its first one; `met`: none after it.
 REQUEST: Final = np.dtype(
@@ -45,6 +46,8 @@ REQUEST: Final = np.dtype(
 
 _even_share: Any = numba.njit(cache=True)(chunking.even_share)
 _whole_tiles: Any = numba.njit(cache=True)(chunking.whole_tiles)
+_chunk_seconds: Any = numba.njit(cache=True)(step_times.chunk_seconds)
+_chunk_tokens: Any = numba.njit(cache=True)(step_times.chunk_tokens)
 
 
 @numba.njit(cache=True)
@@ -114,11 +117,13 @@ def _step(s: Any, requests: Any, lists: Any) -> None:
     decodes = s.num[DECODING]
     if s.pending == 0 and decodes == 0:
         return
-    tokens = decodes + _fill(s, requests, lists, _share(s, requests, lists, decodes))
+    share, within = _share(s, requests, lists, decodes)
+    prompts, pairs = _fill(s, requests, lists, share, within)
+    tokens = decodes + prompts
     s.kv_tokens += tokens
-    seconds = s.base + s.token * tokens + s.kv_token * s.kv_tokens
+    seconds = s.base + s.token * tokens + s.kv_token * s.kv_tokens + s.context_pair * pairs
     s.clock += seconds
-    _record(s, 1, decodes, tokens, seconds, int(seconds > s.limit))
+    _record(s, 1, decodes, tokens, pairs, seconds, int(seconds > s.limit))
     _end_decodes(s, requests, lists)
     kept = 0
     for at in range(s.num[PARTIAL]):
@@ -150,11 +155,16 @@ def _cancel(s: Any, requests: Any, lists: Any, now: float) -> None:
 
 
 @numba.njit(cache=True)
-def _share(s: Any, requests: Any, lists: Any, decodes: int) -> int:
-    """Return the prompt tokens of the next step."""
+def _costs(s: Any) -> Any:
+    return StepCoefficients(s.base, s.token, s.kv_token, s.context_pair)
+
+
+@numba.njit(cache=True)
+def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float]:
+    """Return the most prompt tokens of the next step, and their longest time."""
     room = s.token_budget - decodes
     if room < 1:
-        return 0
+        return 0, 0.0
     free = s.max_sequences - decodes - s.num[PARTIAL]
     backlog = s.pending
     if free < s.num[WAITING]:
@@ -165,27 +175,32 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> int:
             backlog += requests[lists[WAITING, 0]].left * free
     backlog = min(backlog, room * _LOOK_AHEAD)
     if backlog == 0:
-        return 0
-    most = room
+        return 0, 0.0
+    most, seconds = room, math.inf
     if decodes:
         kv_tokens = s.kv_tokens
         for at in range(s.num[PARTIAL]):
             r = requests[lists[PARTIAL, at]]
             kv_tokens -= r.prompt - r.left
-        within = max(0, int((s.gap - s.base - s.kv_token * kv_tokens) / s.token + 1e-9)) if s.token > 0 else room
-        bound = max(_MIN_PROMPT_TOKENS, within - decodes)
+        costs = _costs(s)
+        seconds = s.gap - s.base - s.token * decodes - s.kv_token * (kv_tokens + decodes)
+        bound = max(_MIN_PROMPT_TOKENS, _chunk_tokens(costs, seconds, 0))
+        seconds = max(seconds, _chunk_seconds(costs, 0, _MIN_PROMPT_TOKENS))
         if bound < min(room, backlog):
             most = min(room, _whole_tiles(decodes, bound, 0))
     share = _even_share(backlog, most)
     if decodes and share < backlog:
         share = min(most, share + -(decodes + share) % _ROW_MULTIPLE)
-    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes)))
+    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))), seconds
 
 
 @numba.njit(cache=True)
-def _fill(s: Any, requests: Any, lists: Any, share: int) -> int:
-    """Compute `share` prompt tokens: half of them of the oldest prompt, the rest of the shortest ones."""
-    given = share
+def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float) -> tuple[int, int]:
+    """Compute `share` prompt tokens, or those that fit in `seconds`; return them and their context pairs.
+
+    Half is for the oldest prompt, the rest for the shortest ones.
+    """
+    costs, given, pairs = _costs(s), share, 0
     places = s.max_sequences - s.num[DECODING] - s.num[PARTIAL]
     oldest = -1
     for at in range(s.num[PARTIAL]):
@@ -194,18 +209,28 @@ def _fill(s: Any, requests: Any, lists: Any, share: int) -> int:
     waiting = -1
     if s.num[WAITING] > 0 and places > 0 and (oldest < 0 or lists[WAITING, 0] < oldest):
         oldest, waiting = lists[WAITING, 0], 0
-    most = -(-share // 2)
+    most, within = -(-share // 2), seconds / 2
     while share > 0 and oldest >= 0:
-        if waiting >= 0:
-            _begin(s, lists, waiting)
-            places -= 1
         r = requests[oldest]
-        size = min(most, r.left)
-        r.left -= size
-        s.pending -= size
-        share -= size
+        start, size = r.prompt - r.left, min(most, r.left)
+        in_time = max(_chunk_tokens(costs, within, start), int(share == given))
+        is_full = in_time < size and most == share
+        if is_full:
+            in_time = _whole_tiles(s.num[DECODING] + given - share, in_time, 0)
+        size = min(size, in_time)
+        if size > 0:
+            if waiting >= 0:
+                _begin(s, lists, waiting)
+                places -= 1
+            r.left -= size
+            s.pending -= size
+            share -= size
+            seconds -= _chunk_seconds(costs, start, size)
+            pairs += (size - 1) * start
+        if is_full:
+            break
         # From now on, the prompt with the fewest tokens left; a waiting one only if there is a place for it.
-        most, oldest, waiting, least = share, -1, -1, 0
+        most, within, oldest, waiting, least = share, seconds, -1, -1, 0
         for at in range(s.num[PARTIAL]):
             left = requests[lists[PARTIAL, at]].left
             if left > 0 and (oldest < 0 or left < least):
@@ -215,7 +240,7 @@ def _fill(s: Any, requests: Any, lists: Any, share: int) -> int:
                 left = requests[lists[WAITING, at]].left
                 if oldest < 0 or left < least:
                     oldest, least, waiting = lists[WAITING, at], left, at
-    return given - share
+    return given - share, pairs
 
 
 @numba.njit(cache=True)
@@ -244,7 +269,7 @@ def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
         late = 0 if first <= s.limit else steps
     s.clock += seconds
     s.kv_tokens += steps * decodes
-    _record(s, steps, decodes, steps * decodes, seconds, late)
+    _record(s, steps, decodes, steps * decodes, 0, seconds, late)
     _end_decodes(s, requests, lists)
 
 
@@ -258,11 +283,12 @@ def _steps_within(seconds: float, first: float, growth: float) -> int:
 
 
 @numba.njit(cache=True)
-def _record(s: Any, steps: int, decodes: int, tokens: int, seconds: float, late: int) -> None:
+def _record(s: Any, steps: int, decodes: int, tokens: int, pairs: int, seconds: float, late: int) -> None:
     if s.num_observed < OBSERVED and (s.steps < OBSERVED or s.steps // _EVERY != (s.steps + steps) // _EVERY):
         s.observed[s.num_observed, 0] = tokens // steps
         s.observed[s.num_observed, 1] = s.kv_tokens
-        s.observed[s.num_observed, 2] = seconds / steps
+        s.observed[s.num_observed, 2] = pairs
+        s.observed[s.num_observed, 3] = seconds / steps
         s.num_observed += 1
     s.steps += steps
     s.step_seconds += seconds

@@ -223,8 +223,8 @@ def _steps(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Predicted duration of a full step",
-                "Duration of a step with the whole token budget and the present KV cache, by the engine's step model. "
-                "A replica far above the others is slow.",
+                "Duration of a step with the whole token budget, at the beginning of prompts, and the present KV "
+                "cache, by the engine's step model. A replica far above the others is slow.",
                 "s",
                 {"{{pod}}": predicted},
             )

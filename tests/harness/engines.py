@@ -99,10 +99,7 @@ class FakeEngine:
             ("kv_cache_capacity_tokens", ""): 1e6,
             ("kv_cache_tokens", ""): 1000.0,
             ("token_budget", ""): BUDGET,
-            **{
-                ("step_model", f'coefficient="{name}"'): value
-                for name, value in zip(("base", "token", "kv_token"), STEP, strict=True)
-            },
+            **{("step_model", f'coefficient="{name}"'): value for name, value in zip(STEP._fields, STEP, strict=True)},
         }
         model = "another" if self.fault == "other model" else self.model
         owner = f'model_name="{model}"'

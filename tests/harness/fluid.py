@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Change, Decision
-from fastgen_operator.autoscale.observation import Fleet, Sample
+from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.supply import StartTimes
@@ -17,9 +17,9 @@ from fastgen_operator.pods import Pod
 from harness.objects import pod_with
 
 PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0
-STEP = (0.02, 0.0001, 0.0)
+STEP = StepCoefficients(0.02, 0.0001)
 # Forward tokens per second of one replica with full steps, and the prompt tokens among them.
-RATE = BUDGET / (STEP[0] + STEP[1] * BUDGET)
+RATE = BUDGET / (STEP.base + STEP.token * BUDGET)
 PROMPT_RATE = RATE / (1 + GENERATED / PROMPT)
 # Maximum queued prompt tokens of one replica. More are rejected, as by the engine's bounded queue.
 QUEUE = 1024 * PROMPT
@@ -61,7 +61,7 @@ class Replica:
             kv_used=0.1,
             kv_capacity_tokens=1e6,
             token_budget=BUDGET,
-            step_model=(STEP[0] * wobble() / self.speed, STEP[1] * wobble() / self.speed, STEP[2]),
+            step_model=StepCoefficients(STEP.base * wobble() / self.speed, STEP.token * wobble() / self.speed),
         )
 
     def view(self, name: str, time: float) -> Pod:

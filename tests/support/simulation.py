@@ -79,7 +79,11 @@ def solo_prompt_logprobs(request: Request) -> list[float]:
 
 @dataclass
 class SimulatedRunner:
-    """A device whose steps take base + token * tokens + kv_token * kv_tokens seconds, plus the block copies."""
+    """A device whose steps take base + token * tokens + kv_token * kv_tokens seconds, plus the block copies.
+
+    Each pair of a query and a key of prompt chunks takes `pair` seconds more: also those within a chunk, which the
+    engine's step model does not know.
+    """
 
     num_blocks: int
     block_size: int
@@ -88,6 +92,7 @@ class SimulatedRunner:
     base: float = 0.02
     token: float = 0.0006
     kv_token: float = 2e-6
+    pair: float = 0.0
     seconds_per_block: float = 0.001
     vocab_size: int = VOCABULARY
     eos_token_ids: frozenset[int] = frozenset({0})
@@ -113,6 +118,8 @@ class SimulatedRunner:
         self._launched.append(ticket)
         began = max(self.clock.now, self._busy_until)
         self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()))
+        sizes = np.diff(step.query_starts)[step.num_decodes :].astype(np.int64)
+        self._busy_until += self.pair * float((sizes * (step.seq_lens[step.num_decodes :] - (sizes - 1) / 2)).sum())
         self._busy_until += (len(step.swap_out) + len(step.swap_in)) * self.seconds_per_block
         ticket.done_at = self._busy_until
         self.done_at.append(ticket.done_at)

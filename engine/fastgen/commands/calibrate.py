@@ -157,10 +157,15 @@ def conclusion(budget: TunedBudget, fit: Fit) -> list[str]:
     """Return the lines printed below the table."""
     from fastgen.engine.calibration import describe_budget
 
-    per_kv = f" + {fit.kv_token * 1e6:.3f} µs per resident KV token" if fit.kv_token > 0 else ""
+    costs = fit.coefficients
+    per_kv = f" + {costs.kv_token * 1e6:.3f} µs per resident KV token" if costs.kv_token > 0 else ""
+    # Contexts of prompts are easier to imagine in thousands.
+    per_context = (
+        f", {costs.context_pair * 1e9:.1f} µs more for each 1000 tokens before it" if costs.context_pair > 0 else ""
+    )
     return [
         "",
         describe_budget(budget),
-        f"a step takes about {fit.base * 1000:.2f} ms + {fit.token * 1e6:.1f} µs per token{per_kv} "
+        f"a step takes about {costs.base * 1000:.2f} ms + {costs.token * 1e6:.1f} µs per token{per_context}{per_kv} "
         f"(mean error {fit.error:.0%})",
     ]

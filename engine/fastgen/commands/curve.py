@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastgen.core.budget_tuning import PEAK_SHARE, StepTime, TunedBudget, monotone_curve
+from fastgen.core.budget_tuning import PEAK_SHARE, TunedBudget, monotone_curve
+from fastgen.core.step_model import StepModel
+from fastgen.core.step_times import StepCoefficients, StepTime
 
 if TYPE_CHECKING:
     from fastgen.engine.calibration import Calibration
@@ -17,36 +19,21 @@ _MEASURED, _FITTED, _CHOSEN, _QUIET = "#1f5fa8", "#8a8f98", "#c8501e", "#e3e5e8"
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A step model fitted to the measurements.
+    """The engine's step model of the measurements. `error` is the mean relative error of the points."""
 
-    seconds = base + token * tokens + kv_token * resident KV tokens. `error` is the mean relative error of the points.
-    """
-
-    base: float
-    token: float
-    kv_token: float
+    coefficients: StepCoefficients
     error: float
 
     @classmethod
     def of(cls, calibration: Calibration) -> Fit:
-        """Fit by least squares of relative errors, dropping negative coefficients."""
-        import numpy as np
-
-        points = calibration.points
-        rows = np.array([[1.0, p.tokens, p.kv_tokens] for p in points]) / np.array([[p.seconds] for p in points])
-        coefficients, free = np.zeros(3), [0, 1, 2]
-        while free:
-            found = np.linalg.lstsq(rows[:, free], np.ones(len(points)))[0]
-            if found.min() >= 0:
-                coefficients[free] = found
-                break
-            free.pop(int(found.argmin()))
-        base, token, kv_token = map(float, coefficients)
-        return cls(base, token, kv_token, float(np.abs(rows @ coefficients - 1).mean()))
+        """Fit as the engine does at its start."""
+        coefficients = StepModel.of(calibration.points).coefficients
+        errors = [abs(coefficients.seconds(point.work) / point.seconds - 1) for point in calibration.points]
+        return cls(coefficients, sum(errors) / len(errors))
 
     def seconds(self, point: StepTime) -> float:
         """Return the modelled time of a step of this size."""
-        return self.base + self.token * point.tokens + self.kv_token * point.kv_tokens
+        return self.coefficients.seconds(point.work)
 
 
 def draw(path: Path, model_name: str, points: Sequence[StepTime], budget: TunedBudget, fit: Fit) -> None:
@@ -94,7 +81,7 @@ def _seconds(axes: Any, curve: Sequence[StepTime], budget: TunedBudget, fit: Fit
     axes.plot(tokens, [p.seconds * 1000 for p in curve], "o-", color=_MEASURED, markersize=4, label="measured")
     axes.plot(
         tokens, [fit.seconds(p) * 1000 for p in curve], "--", color=_FITTED, linewidth=1.2,
-        label=f"fit: {fit.base * 1000:.1f} ms + {fit.token * 1e6:.0f} µs per token",
+        label=f"fit: {fit.coefficients.base * 1000:.1f} ms + {fit.coefficients.token * 1e6:.0f} µs per token",
     )  # fmt: skip
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)

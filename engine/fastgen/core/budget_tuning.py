@@ -8,27 +8,15 @@ latency.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+
+from fastgen.core.step_times import StepTime
 
 # The share of the peak throughput that the budget must reach.
 PEAK_SHARE = 0.95
 # Tolerance of comparisons of floats.
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """A measured step: `seconds` for `tokens` tokens over `kv_tokens` tokens of KV."""
-
-    tokens: int
-    kv_tokens: int
-    seconds: float
-
-    @property
-    def throughput(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
         if curve and curve[-1].tokens == point.tokens:
             continue
         limit = curve[-1].seconds if curve else point.seconds
-        curve.append(replace(point, seconds=min(point.seconds, limit)))
+        curve.append(point._replace(seconds=min(point.seconds, limit)))
     curve.reverse()
     return curve
 

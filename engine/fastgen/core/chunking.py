@@ -2,17 +2,18 @@
 
 DeepSpeed-FastGen (Holmes et al., 2024), section 3.1: throughput is concave in the tokens of a step, so P pending prompt
 tokens over F steps are best computed P/F at a time. Every token of a step also delays the next token of every decoding
-sequence, so steps with decodes are bounded by time as well.
+sequence, so steps with decodes are bounded by time as well. A token takes longer, the longer its context is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
 
-from fastgen.core.step_model import StepTimes
+from fastgen.core.step_times import StepCoefficients, StepTimes, StepWork, chunk_seconds, chunk_tokens
 
-# A step may take this many prompt tokens whatever its target. They add little to the fixed cost of a step, and without
-# them a target that cannot be met would starve prompts.
+# A step may take the time of this many prompt tokens without a context, whatever its target, or else one token. They
+# add little to the fixed cost of a step, and without them a target that cannot be met would starve prompts.
 MIN_PROMPT_TOKENS = 16
 # Matrix products compute rows in tiles, and some pad them: filling up a tile costs nothing.
 ROW_MULTIPLE = 16
@@ -43,19 +44,49 @@ class StepLoad:
     kv_tokens: int
     backlog: int
 
+    @property
+    def decode_work(self) -> StepWork:
+        """The work of the step without prompts."""
+        return StepWork(self.decodes, self.kv_tokens + self.decodes)
 
-class Target:
-    """Bounds the prompt tokens of steps in which sequences decode. This base class sets no bound.
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What prompts may still take of a step.
 
     Attributes:
-        excess: tokens by which a step may exceed the bound in order to fill a tile of rows.
+        tokens: the most tokens.
+        seconds: the longest time of these tokens by `costs`, over whatever context. Less than 0 if it was exceeded.
+        costs: the coefficients of the step's time.
+        excess: tokens by which the last chunk may exceed the time in order to fill a tile of rows.
     """
 
-    excess = 0
+    tokens: int
+    seconds: float = math.inf
+    costs: StepCoefficients = field(default=StepCoefficients())
+    excess: int = 0
 
-    def prompt_tokens(self, load: StepLoad) -> int:
-        """Return the most prompt tokens for the next step, at least 1."""
-        return load.backlog
+    @property
+    def half(self) -> Allowance:
+        """Half of it, rounded up to a whole token."""
+        return replace(self, tokens=-(-self.tokens // 2), seconds=self.seconds / 2)
+
+    def tokens_in_time(self, start: int, before: int) -> int:
+        """Return by how many tokens a chunk of `before` tokens at context `start` may grow in the time."""
+        return chunk_tokens(self.costs, self.seconds + chunk_seconds(self.costs, start, before), start) - before
+
+    def without(self, start: int, before: int, added: int) -> Allowance:
+        """Return what is left when a chunk of `before` tokens at context `start` grows by `added`."""
+        spent = chunk_seconds(self.costs, start, before + added) - chunk_seconds(self.costs, start, before)
+        return replace(self, tokens=self.tokens - added, seconds=self.seconds - spent)
+
+
+class Target:
+    """Bounds the prompts of steps in which sequences decode. This base class sets no bound."""
+
+    def allowance(self, load: StepLoad) -> Allowance:
+        """Return what the prompts of the next step may take; its tokens are those that fit without a context."""
+        return Allowance(load.backlog)
 
     def observe(self, prompt_tokens: int) -> None:
         """Record the prompt tokens of a step in which sequences decode."""
@@ -71,9 +102,12 @@ class FixedTarget(Target):
     seconds: float
     times: StepTimes
 
-    def prompt_tokens(self, load: StepLoad) -> int:
-        """Return how many prompt tokens fit besides the decodes, at least `MIN_PROMPT_TOKENS`."""
-        return max(MIN_PROMPT_TOKENS, self.times.tokens_within(self.seconds, load.kv_tokens) - load.decodes)
+    def allowance(self, load: StepLoad) -> Allowance:
+        """Return the time that the decodes leave, and the tokens that fit; at least `MIN_PROMPT_TOKENS`."""
+        costs = self.times.coefficients
+        left = self.seconds - costs.seconds(load.decode_work)
+        tokens = max(MIN_PROMPT_TOKENS, chunk_tokens(costs, left, 0))
+        return Allowance(tokens, max(left, chunk_seconds(costs, 0, MIN_PROMPT_TOKENS)), costs)
 
 
 class AutomaticTarget(Target):
@@ -83,21 +117,23 @@ class AutomaticTarget(Target):
     more than the average, they are spread evenly over the steps that the decodes need anyway.
     """
 
-    excess = ROW_MULTIPLE // 2 - 1  # to the nearest whole tile
-
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._average = 0.0  # prompt tokens per step
 
-    def prompt_tokens(self, load: StepLoad) -> int:
-        """Return the most prompt tokens of an efficient step; more to keep up with demand or the backlog.
+    def allowance(self, load: StepLoad) -> Allowance:
+        """Return the tokens of an efficient step, more to keep up with demand or the backlog, and their time.
 
         They are at least `MIN_PROMPT_TOKENS`.
         """
-        fixed = self._times.seconds(0, load.kv_tokens)
-        efficient = self._times.tokens_within(FIXED_COST_MULTIPLE * fixed, load.kv_tokens) - load.decodes
+        costs = self._times.coefficients
+        fixed = costs.seconds(StepWork(0, load.kv_tokens))
+        efficient = FIXED_COST_MULTIPLE * fixed - costs.seconds(load.decode_work)
         demand = int(DEMAND_MULTIPLE * self._average)
-        return max(MIN_PROMPT_TOKENS, efficient, demand, -(-load.backlog // MAX_BACKLOG_STEPS))
+        backlog = -(-load.backlog // MAX_BACKLOG_STEPS)
+        tokens = max(MIN_PROMPT_TOKENS, chunk_tokens(costs, efficient, 0), demand, backlog)
+        seconds = max(efficient, chunk_seconds(costs, 0, tokens))
+        return Allowance(tokens, seconds, costs, excess=ROW_MULTIPLE // 2 - 1)  # to the nearest whole tile
 
     def observe(self, prompt_tokens: int) -> None:
         """Update the moving average."""
@@ -116,22 +152,22 @@ class Chunker:
     chunking: str
     target: Target
 
-    def prompt_tokens(self, room: int, load: StepLoad) -> int:
-        """Return the most prompt tokens for the next step.
+    def allowance(self, room: int, load: StepLoad) -> Allowance:
+        """Return what the prompts of the next step may take.
 
         Args:
             room: token budget left by the decodes, at least 1.
             load: the work available for the step.
         """
-        bound = self.target.prompt_tokens(load) if load.decodes else room
-        if bound < min(room, load.backlog):
-            room = min(room, whole_tiles(load.decodes, bound, self.target.excess))
+        allowed = self.target.allowance(load) if load.decodes else Allowance(room)
+        if allowed.tokens < min(room, load.backlog):
+            room = min(room, whole_tiles(load.decodes, allowed.tokens, allowed.excess))
         if self.chunking == "greedy":
-            return room
+            return replace(allowed, tokens=room)
         share = even_share(load.backlog, room)
         if load.decodes and share < load.backlog:
             share = min(room, share + -(load.decodes + share) % ROW_MULTIPLE)
-        return share
+        return replace(allowed, tokens=share)
 
     def observe(self, decodes: int, prompt_tokens: int) -> None:
         """Record the contents of a step."""

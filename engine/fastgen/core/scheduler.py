@@ -18,9 +18,10 @@ from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import Deadlines, RequestQueue
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import SchedulerStats
-from fastgen.core.step_model import StepModel, StepTimes
+from fastgen.core.step_model import StepModel
 from fastgen.core.step_plan import StepPlan
 from fastgen.core.step_planner import StepPlanner
+from fastgen.core.step_times import StepTimes
 
 
 class Scheduler:

@@ -1,36 +1,22 @@
-"""Predicts step times from observed steps: seconds = a + b * tokens + c * kv_tokens.
-
-a is the fixed cost of a step (reading the weights), b the cost of a token, c the cost of reading a token's KV.
-"""
+"""Fits the coefficients of `fastgen.core.step_times` to observed steps."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
-from fastgen.core.budget_tuning import StepTime
-
-Vector = tuple[float, float, float]
-
-
-class StepTimes(Protocol):
-    """Predictions of step times."""
-
-    def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Return the time of a step of `tokens` tokens over `kv_tokens` tokens of KV; 0 if unknown."""
-
-    def tokens_within(self, seconds: float, kv_tokens: int) -> int:
-        """Return the most tokens that a step can compute in `seconds`; sys.maxsize if unknown."""
-
+from fastgen.core.step_times import StepCoefficients, StepTime, StepWork
 
 # Scale the columns to about 1, so that the ridge below affects them equally.
-_SCALES: Vector = (1.0, 1 / 256, 1 / 65536)
+_SCALES = StepCoefficients(1.0, 1 / 256, 1 / 65536, 1 / 1048576)
+_SIZE = len(_SCALES)
 # Weight of a bucket's earlier steps when one is added: it averages over about 64 steps.
 _FADE = 1 - 1 / 64
 # Keeps the equations solvable if all steps are alike; too small to matter otherwise.
 _RIDGE = 1e-7
+# `context_pair` is shrunk to its prior as if all steps had shown the prior over contexts of so many tokens. Longer
+# contexts outweigh it. Shorter ones do not: the times of their chunks also differ for other reasons.
+_PRIOR_CONTEXT = 100
 # Outliers are clipped to this multiple of the expected time.
 _OUTLIER = 4.0
 _MIN_STEPS = 8
@@ -40,93 +26,95 @@ _STEPS_PER_FIT = 16
 class StepModel:
     """Online least squares on relative errors, with forgetting and non-negative coefficients.
 
-    Steps are bucketed by tokens, in powers of two, and a bucket forgets only when it gets new steps. So an hour of
-    decoding does not wash out the times of full steps, as recursive least squares with one forgetting factor would.
-    Deterministic: the same steps give the same fit.
+    Steps are bucketed by tokens, in powers of two, and by context, in powers of eight. A bucket forgets only when it
+    gets new steps. So an hour of decoding does not wash out the times of full steps, nor an hour of short prompts those
+    of long contexts, as recursive least squares with one forgetting factor would. Deterministic: the same steps give
+    the same fit.
 
     Attributes:
-        coefficients: (a, b, c) of the latest fit, in seconds; zeros before the first fit.
+        coefficients: those of the latest fit; zeros before the first one.
     """
 
     def __init__(self) -> None:
-        self.coefficients: Vector = (0.0, 0.0, 0.0)
-        # By bucket, weighted sums over its steps x = (1, tokens, kv_tokens) and times y, relative to y: x x' and x y.
-        self._buckets: dict[int, list[float]] = {}
+        self.coefficients = StepCoefficients()
+        # By bucket, weighted sums over its steps x = (1, *work) and times y, relative to y: x x' and x y.
+        self._buckets: dict[tuple[int, int], list[float]] = {}
         self._num_observed = 0
+        self._prior = 0.0  # of the coefficient `context_pair`
 
     @classmethod
     def of(cls, points: Iterable[StepTime]) -> StepModel:
-        """Return a model that has observed `points`."""
+        """Return a model that has observed `points`. They determine the prior."""
         model = cls()
         for point in points:
-            model.observe(point.tokens, point.kv_tokens, point.seconds)
+            model.observe(point.work, point.seconds)
+        if model._buckets:
+            model._fit()
+        model._prior = model.coefficients.context_pair
         return model
 
-    def observe(self, tokens: int, kv_tokens: int, seconds: float) -> None:
+    def observe(self, work: StepWork, seconds: float) -> None:
         """Record a step. A time of 0 is ignored: the step was not measured."""
         if seconds <= 0:
             return
-        expected = self.seconds(tokens, kv_tokens)
+        expected = self.coefficients.seconds(work)
         if expected > 0:
             seconds = min(seconds, _OUTLIER * expected)
-        x = (_SCALES[0] / seconds, tokens * _SCALES[1] / seconds, kv_tokens * _SCALES[2] / seconds)
-        sums = self._buckets.get(tokens.bit_length(), [0.0] * 12)
-        added = [a * b for a in x for b in x] + [*x]
-        self._buckets[tokens.bit_length()] = [_FADE * old + new for old, new in zip(sums, added, strict=True)]
+        x = [value * scale / seconds for value, scale in zip((1, *work), _SCALES, strict=True)]
+        added = [a * b for a in x for b in x] + x
+        bucket = _bucket(work)
+        sums = self._buckets.get(bucket, [0.0] * len(added))
+        self._buckets[bucket] = [_FADE * old + new for old, new in zip(sums, added, strict=True)]
         self._num_observed += 1
-        if self._num_observed < 4 * _STEPS_PER_FIT or self._num_observed % _STEPS_PER_FIT == 0:
+        often = _MIN_STEPS <= self._num_observed < 4 * _STEPS_PER_FIT
+        if often or self._num_observed % _STEPS_PER_FIT == 0:
             self._fit()
 
-    def seconds(self, tokens: int, kv_tokens: int) -> float:
-        """Return the time of a step of `tokens` tokens over `kv_tokens` tokens of KV; 0 if unknown."""
-        a, b, c = self.coefficients
-        return a + b * tokens + c * kv_tokens
-
-    def tokens_within(self, seconds: float, kv_tokens: int) -> int:
-        """Return the most tokens that a step can compute in `seconds`; sys.maxsize if unknown."""
-        a, b, c = self.coefficients
-        if b <= 0:
-            return sys.maxsize
-        return max(0, int((seconds - a - c * kv_tokens) / b + 1e-9))
-
     def _fit(self) -> None:
-        if self._num_observed < _MIN_STEPS:
-            return
         totals = [sum(parts) for parts in zip(*self._buckets.values(), strict=True)]
-        xx, xy = totals[:9], totals[9:]
-        if len(self._buckets) == 1:
-            # Steps of one size cannot separate a from b. Attributing all to b overestimates larger steps and
-            # underestimates smaller ones, so the chunker produces steps of other sizes, and they separate the two.
-            self.coefficients = (0.0, xy[1] / xx[4] * _SCALES[1], 0.0)
+        xx, xy = totals[: _SIZE * _SIZE], totals[_SIZE * _SIZE :]
+        if len({tokens for tokens, _ in self._buckets}) == 1:
+            # Steps of one size cannot separate the base from the tokens. Attributing all to the tokens overestimates
+            # larger steps and underestimates smaller ones, so the chunker produces steps of other sizes, and they
+            # separate the two.
+            self.coefficients = StepCoefficients(token=xy[1] / xx[_SIZE + 1] * _SCALES.token)
             return
-        for i in range(3):
-            xx[4 * i] += _RIDGE * (1 + xx[0])
+        for i in range(_SIZE):
+            xx[(_SIZE + 1) * i] += _RIDGE * (1 + xx[0])
+        weight = xx[_SIZE + 1] * (_PRIOR_CONTEXT * _SCALES.context_pair / _SCALES.token) ** 2
+        xx[-1] += weight
+        xy[-1] += weight * self._prior / _SCALES.context_pair
         solution = non_negative_least_squares(xx, xy)
-        a, b, c = (solution[i] * _SCALES[i] for i in range(3))
-        self.coefficients = (a, b, c)
+        self.coefficients = StepCoefficients(*map(float.__mul__, solution, _SCALES))
 
 
-def non_negative_least_squares(xx: list[float], xy: list[float]) -> Vector:
-    """Return the x >= 0 in R^3 that minimises x' xx x - 2 xy' x.
+def _bucket(work: StepWork) -> tuple[int, int]:
+    """Return the bucket of a step: the magnitudes of its tokens, and of the context of a token."""
+    return work.tokens.bit_length(), -(-(work.context_pairs // work.tokens).bit_length() // 3)
 
-    `xx` is positive definite [3 x 3, row-major]. Solves the system for each of the seven sets of non-zero coefficients;
-    one of them has the minimum.
+
+def non_negative_least_squares(xx: Sequence[float], xy: Sequence[float]) -> list[float]:
+    """Return the x >= 0 that minimises x' xx x - 2 xy' x.
+
+    `xx` is positive definite [n x n, row-major]. Solves the system for each set of non-zero coefficients; one of them
+    has the minimum.
     """
-    best, least = (0.0, 0.0, 0.0), 0.0
-    for size in (3, 2, 1):
-        for free in itertools.combinations(range(3), size):
-            found = _solve([[xx[3 * i + j] for j in free] for i in free], [xy[i] for i in free])
+    n = len(xy)
+    best, least = [0.0] * n, 0.0
+    for size in range(n, 0, -1):
+        for free in itertools.combinations(range(n), size):
+            found = _solve([[xx[n * i + j] for j in free] for i in free], [xy[i] for i in free])
             if min(found) < 0:
                 continue
-            x = [0.0, 0.0, 0.0]
+            x = [0.0] * n
             for i, value in zip(free, found, strict=True):
                 x[i] = value
             # At the minimum over a set, x' xx x = xy' x.
-            objective = -sum(xy[i] * x[i] for i in range(3))
+            objective = -sum(xy[i] * x[i] for i in range(n))
             if objective < least:
-                best, least = (x[0], x[1], x[2]), objective
-        if size == 3 and min(best) > 0:
-            break  # the unconstrained minimum satisfies the constraints
+                best, least = x, objective
+            if size == n:
+                return best  # the unconstrained minimum satisfies the constraints
     return best
 
 

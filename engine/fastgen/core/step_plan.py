@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fastgen.core.blocks.prefix_cache import BlockKey
 from fastgen.core.sequence import Sequence
+from fastgen.core.step_times import StepWork
 
 
 @dataclass(slots=True, eq=False)
@@ -85,9 +86,14 @@ class StepPlan:
         return sum(self.ends) - sum(self.starts)
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens whose KV the step reads, including those it computes."""
-        return sum(self.ends)
+    def work(self) -> StepWork:
+        """What the step computes and reads, the sum of `StepWork.of_chunk` over the chunks."""
+        kv_tokens = sum(self.ends)
+        begin = self.num_continued
+        pairs = sum(
+            (end - start - 1) * start for start, end in zip(self.starts[begin:], self.ends[begin:], strict=True)
+        )
+        return StepWork(kv_tokens - sum(self.starts), kv_tokens, pairs)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import abc
+from dataclasses import replace
 
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
 from fastgen.core.blocks.preemption import choose_victim
 from fastgen.core.blocks.prefix_cache import BlockKey
-from fastgen.core.chunking import Chunker, StepLoad
+from fastgen.core.chunking import Allowance, Chunker, StepLoad, whole_tiles
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import UNKNOWN, Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
@@ -27,10 +28,10 @@ class StepPlanner:
     Each decode takes one token. If it needs a block and none is free, the lowest-ranked sequence is preempted, and no
     sequence is admitted in this step.
 
-    The chunker decides how many tokens the prompts get besides. They are served by priority. Of the tokens left for a
-    priority, its first prompt, by rank, gets half, and the shortest ones, mid-prefill or waiting, get the rest. If the
-    first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting ones must fit
-    whole.
+    The chunker decides how many tokens the prompts get besides, and how much time. They are served by priority. Of what
+    is left for a priority, its first prompt, by rank, gets half, and the shortest ones, mid-prefill or waiting, get the
+    rest. If the first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting
+    ones must fit whole.
 
     Args:
         running: sequences that hold blocks, by rank. Preempted ones are moved to `waiting`, admitted ones to `running`.
@@ -60,7 +61,7 @@ class StepPlanner:
         self._pool = kv_cache.pool
         self._chunker = chunker
         self._max_sequences = max_sequences
-        self._tokens_left = token_budget
+        self._left = Allowance(token_budget)  # what may still be added to the step
         self._admits = True  # whether waiting sequences may be admitted
         self._continued: list[Sequence] = []  # decodes below `decodes_until`
         self._decodes: list[Chunk] = []  # the other ones
@@ -82,7 +83,7 @@ class StepPlanner:
     def plan(self) -> StepPlan:
         """Decide the step and advance its sequences."""
         prefilling = self._add_decodes()
-        if self._tokens_left:
+        if self._left.tokens:
             self._add_prompts(prefilling)
         return self._build()
 
@@ -102,7 +103,7 @@ class StepPlanner:
             if len(first.block_table) * block_size == first.num_computed_tokens:
                 self._make_room(first, 0)
                 num_reserved = 1
-        for sequence in self._running[: self._tokens_left]:
+        for sequence in self._running[: self._left.tokens]:
             computed = sequence.num_computed_tokens
             if computed < sequence.decodes_until:  # almost always
                 continued.append(sequence)
@@ -126,7 +127,7 @@ class StepPlanner:
             self._decodes.append(Chunk(sequence, computed, 1))
             sequence.decodes_until = min(len(sequence.block_table) * block_size, sequence.max_length - 1)
         self._continued = continued
-        self._tokens_left -= self._num_decodes
+        self._left = Allowance(self._left.tokens - self._num_decodes)
         return [sequence for sequence in prefilling if sequence.block_table]
 
     def _make_room(self, sequence: Sequence, num_reserved: int) -> bool:
@@ -153,9 +154,9 @@ class StepPlanner:
         continued_kv_tokens = sum([sequence.num_computed_tokens for sequence in self._continued])
         kv_tokens = continued_kv_tokens + sum([chunk.start for chunk in self._decodes])
         load = StepLoad(self._num_decodes, kv_tokens, backlog)
-        self._tokens_left = min(self._tokens_left, self._chunker.prompt_tokens(self._tokens_left, load))
+        self._left = self._chunker.allowance(self._left.tokens, load)
         self._unfinished = list(prefilling)
-        while self._tokens_left:
+        while self._left.tokens:
             candidates = [*prefilling[:1], *(self._waiting.sequences[:1] if self._admits else ())]
             if not candidates:
                 break
@@ -168,7 +169,7 @@ class StepPlanner:
         """Return the prompt tokens that could be computed now, counted up to the lookahead."""
         backlog = sum(sequence.num_pending_tokens for sequence in prefilling)
         if self._admits:
-            enough = self._tokens_left * _LOOKAHEAD_STEPS
+            enough = self._left.tokens * _LOOKAHEAD_STEPS
             for sequence in self._waiting.sequences[: self._max_sequences - len(self._running)]:
                 if backlog >= enough:
                     break
@@ -182,40 +183,45 @@ class StepPlanner:
             first: the highest-ranked one, mid-prefill or waiting.
             peers: those that are mid-prefill, by rank.
         """
-        share = -(-self._tokens_left // 2)
+        share = self._left.half
         if not first.is_waiting:
             self._add_chunk(first, share)
         elif self._admit(first, share):
             peers = [first, *peers]
         elif peers:
             self._add_chunk(peers[0], share)
+        # Over a long context one token may take more than half of the time. The others get their half nevertheless.
+        self._left = replace(self._left, seconds=max(self._left.seconds, share.seconds))
         peers.sort(key=self._num_left)
-        while self._tokens_left:
+        while self._left.tokens:
             shortest = self._waiting.shortest(first.priority) if self._admits else None
             if peers and (shortest is None or self._num_left(peers[0]) <= shortest.num_pending_tokens):
-                self._add_chunk(peers.pop(0), self._tokens_left)
+                self._add_chunk(peers.pop(0), self._left)
             elif shortest is not None:
-                self._admit(shortest, self._tokens_left)
+                self._admit(shortest, self._left)
             else:
                 break
 
-    def _admit(self, sequence: Sequence, most: int) -> bool:
+    def _admit(self, sequence: Sequence, most: Allowance) -> bool:
         """Start a waiting sequence with the blocks it has in the prefix cache or the host buffer.
 
         Args:
             sequence: the first waiting one, or one that overtakes it.
-            most: tokens to compute in this step.
+            most: what it may take of this step.
 
         Returns:
-            False if it must wait: for token budget, for another sequence to end, for blocks, or for a block that
-            another sequence computes in this step or in one in flight. That block is cached once the step is settled,
-            so sharing it costs the sequence about one step per block saved. No other is admitted in this step then.
+            False if it must wait: for token budget, for time, for another sequence to end, for blocks, or for a block
+            that another sequence computes in this step or in one in flight. That block is cached once the step is
+            settled, so sharing it costs the sequence about one step per block saved. No other is admitted in this step
+            then.
         """
         self._admits = False
-        if not self._tokens_left or len(self._running) >= self._max_sequences or not self._pool.num_free:
+        if not self._left.tokens or len(self._running) >= self._max_sequences or not self._pool.num_free:
             return False
         table = self._kv_cache.match_prefix(sequence)
-        if not self._fits(sequence, table) or self._is_next_computed(sequence, table):
+        start = max(len(table) * self._pool.block_size, sequence.num_computed_tokens)
+        fits = self._fits(sequence, table) and self._tokens_in_time(start, 0, most) > 0
+        if not fits or self._is_next_computed(sequence, table):
             self._pool.release(table)
             return False
         self._admits = True
@@ -254,23 +260,34 @@ class StepPlanner:
         key = self._kv_cache.next_key(sequence, table)
         return key is not None and (key in self._keys or any(key in plan.keys for plan in self._in_flight))
 
-    def _add_chunk(self, sequence: Sequence, most: int) -> bool:
-        """Add at most `most` further tokens of a prompt, as budget and blocks allow.
+    def _add_chunk(self, sequence: Sequence, most: Allowance) -> bool:
+        """Add at most `most` of a prompt, as blocks allow.
 
-        Return False if that is none.
+        If that is all that is left of the step, and the time bounds it, the step is then full: it fills whole tiles of
+        rows. Return False if no token was added.
         """
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
         capacity = self._pool.token_capacity(sequence.block_table, start + before)
-        added = min(self._num_left(sequence), most, self._tokens_left, capacity)
+        added = min(self._num_left(sequence), most.tokens, capacity)
+        in_time = self._tokens_in_time(start, before, most)
+        is_full = in_time < added and most is self._left
+        if is_full:
+            rows = self._num_decodes + sum(self._prompts.values())
+            in_time = whole_tiles(rows, in_time, most.excess)
+        added = min(added, in_time)
+        self._left = Allowance(0) if is_full else self._left.without(start, before, max(0, added))
         if added < 1:
             return False
-        self._tokens_left -= added
         size = self._prompts[sequence] = before + added
         self._pool.extend(sequence.block_table, start + size)
         block = start // self._pool.block_size
         if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
             self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
+
+    def _tokens_in_time(self, start: int, before: int, most: Allowance) -> int:
+        """Return `most.tokens_in_time`, but at least one for the first chunk: prompts advance in each step."""
+        return max(most.tokens_in_time(start, before), 0 if self._prompts else 1)
 
     def _num_left(self, sequence: Sequence) -> int:
         """Return the pending tokens of a sequence that are not in this step."""

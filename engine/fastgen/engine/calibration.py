@@ -9,14 +9,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool
-from fastgen.core.budget_tuning import StepTime, TunedBudget, tune_budget
+from fastgen.core.budget_tuning import TunedBudget, tune_budget
 from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.request import Request, SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
 from fastgen.core.step_plan import Chunk, StepPlan
+from fastgen.core.step_times import StepTime
 from fastgen.model.step_input import StepInputBuilder
 from fastgen.runner.interface import Runner
 
@@ -28,6 +30,11 @@ _NUM_DECODES = 4
 _CONTEXT = 256
 # Longest prompt chunk of a measured step.
 _MAX_CHUNK = 512
+# Tokens of a chunk over a long context, and of another one over the longest context measured.
+_CONTEXT_CHUNK, _SHORT_CHUNK = 64, 16
+# The context of a chunk starts with the first number and is multiplied by the second, until the step takes this many
+# times as long as without a context: the third.
+_CHUNK_CONTEXT, _CONTEXT_GROWTH, _SLOWDOWN = 1024, 4, 2.0
 # Larger steps are skipped after this many sizes in a row that improve throughput by less than _MIN_GAIN.
 _PATIENCE = 3
 _MIN_GAIN = 1.01
@@ -45,15 +52,17 @@ class Calibration:
     Attributes:
         curve: one point per step size, all with the same contexts of the decoding sequences.
         contexts: steps of one size over little and over much KV.
+        chunks: steps of one prompt chunk, over contexts of increasing length; empty if the model is too short for them.
     """
 
     curve: tuple[StepTime, ...]
     contexts: tuple[StepTime, ...]
+    chunks: tuple[StepTime, ...]
 
     @property
     def points(self) -> tuple[StepTime, ...]:
         """All points, in the order for the step model."""
-        return (*self.contexts, *self.curve)
+        return (*self.contexts, *self.chunks, *self.curve)
 
 
 def ladder(most_tokens: int) -> list[int]:
@@ -146,6 +155,7 @@ def measure(
         if _is_flat([point.throughput for point in best.values()], patience):
             break
     contexts = [bench.time_contexts(share) for share in (0.0, 1.0)]
+    chunks = _time_chunks(bench)
     for round_ in range(1, _MAX_ROUNDS):
         if clock() - started >= seconds:
             break
@@ -153,9 +163,27 @@ def measure(
         contexts = [
             _faster(point, bench.time_contexts(share)) for point, share in zip(contexts, (0.0, 1.0), strict=True)
         ]
+        chunks = {chunk: _faster(point, bench.time_chunk(*chunk)) for chunk, point in chunks.items()}
         on_progress((round_ + 1) / _MAX_ROUNDS)
     on_progress(1.0)
-    return Calibration(tuple(best.values()), tuple(contexts))
+    return Calibration(tuple(best.values()), tuple(contexts), tuple(chunks.values()))
+
+
+def _time_chunks(bench: _Bench) -> dict[tuple[int, int], StepTime]:
+    """Time steps of one prompt chunk over longer and longer contexts; return them by context and tokens."""
+    longest = bench.longest_context(_CONTEXT_CHUNK)
+    if not longest:
+        return {}
+    plain, context = bench.time_chunk(0, _CONTEXT_CHUNK), 0
+    found = {(0, _CONTEXT_CHUNK): plain}
+    while context < longest:
+        context = min(longest, _CONTEXT_GROWTH * context or _CHUNK_CONTEXT)
+        point = found[context, _CONTEXT_CHUNK] = bench.time_chunk(context, _CONTEXT_CHUNK)
+        if point.seconds >= _SLOWDOWN * plain.seconds:
+            break
+    # A chunk reads the KV of its context once, and each of its tokens attends to it: fewer tokens tell the two apart.
+    found[context, _SHORT_CHUNK] = bench.time_chunk(context, _SHORT_CHUNK)
+    return found
 
 
 def _faster(one: StepTime, other: StepTime) -> StepTime:
@@ -230,6 +258,29 @@ class _Bench:
             self._builder.release(chunk.sequence)
         return point
 
+    def longest_context(self, num_tokens: int) -> int:
+        """Return the longest context over which a chunk can be timed; 0 if there is none."""
+        size = self._pool.block_size
+        if self._context < size or self._pool.num_free < self._pool.blocks_for(num_tokens):
+            return 0
+        return max(0, self._runner.max_model_length - num_tokens) // size * size
+
+    def time_chunk(self, context: int, num_tokens: int) -> StepTime:
+        """Time one step of a chunk over a context of whole blocks.
+
+        The context consists of the full blocks of a decoder, over and over: it needs no memory of its own.
+        """
+        sequence = self._sequence(context + num_tokens)
+        sequence.num_computed_tokens = context
+        blocks = self._decoders[0].block_table[: self._context // self._pool.block_size]
+        repeated = list(islice(cycle(blocks), context // self._pool.block_size))
+        sequence.block_table = list(repeated)
+        self._pool.extend(sequence.block_table, context + num_tokens)
+        point = self._run([Chunk(sequence, context, num_tokens)])
+        self._builder.release(sequence)
+        self._pool.release(sequence.block_table[len(repeated) :])
+        return point
+
     def _run(self, chunks: Sequence[Chunk]) -> StepTime:
         plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
         begin = self._clock()
@@ -237,7 +288,7 @@ class _Bench:
         ticket.sample([])
         ticket.result()
         seconds = self._clock() - begin
-        return StepTime(plan.num_tokens, plan.kv_tokens, max(seconds, 1e-9))
+        return StepTime(plan.work, max(seconds, 1e-9))
 
     def _sequence(self, num_tokens: int) -> TokenSequence:
         # Different tokens, so that a mixture-of-experts model does not route all of them to the same experts.

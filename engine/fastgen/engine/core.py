@@ -209,7 +209,7 @@ class Engine:
         stats.step_seconds = now - max(launched.started, self._last_settled)
         stats.eager_reason = result.eager_reason
         self._last_settled = now
-        self.step_model.observe(launched.plan.num_tokens, launched.plan.kv_tokens, stats.step_seconds)
+        self.step_model.observe(launched.plan.work, stats.step_seconds)
         return self.report(outputs, stats, launched.plan)
 
     def _wait_for_grammars(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.core.step_times import StepCoefficients
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -120,14 +121,14 @@ class StepReport(msgspec.Struct, tag="step", frozen=True):
         num_finished: requests of all clients that this report ends. Cancelled ones are not reported.
         step: counters of the step; those of `StepStats()` if the report comes without one.
         scheduler: the state after it.
-        step_model: (a, b, c) of the fit seconds = a + b * tokens + c * kv_tokens; zeros until there is one.
+        step_model: the fit of the step times; zeros until there is one.
         trace: the step by request, while the client watches.
     """
 
     outputs: list[TokenOutput]
     step: StepStats
     scheduler: SchedulerStats
-    step_model: tuple[float, float, float]
+    step_model: StepCoefficients
     trace: StepTrace | None = None
     num_finished: int = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from fastgen.core.step_times import StepWork
 from fastgen.link.messages import EngineInfo, StepReport
 
 # A step may take this many times what the model predicts for the largest step.
@@ -36,7 +37,9 @@ class Watchdog:
     def __init__(self, timeout: float, info: EngineInfo) -> None:
         self.period = min(1.0, timeout / 20)
         self._timeout = timeout
-        self._largest = (info.token_budget, info.num_blocks * info.block_size)
+        # All tokens of the budget in one prompt, at the end of the longest context.
+        pairs = info.token_budget * info.max_model_length
+        self._largest = StepWork(info.token_budget, info.num_blocks * info.block_size, pairs)
         self._predicted = 0.0
         self._num_steps = 0
         self._waited = 0.0
@@ -63,9 +66,7 @@ class Watchdog:
         """Record a report of the engine: it made progress."""
         self._waited = 0.0
         self._num_steps += report.step.step_seconds > 0
-        tokens, kv_tokens = self._largest
-        base, token, kv_token = report.step_model
-        self._predicted = base + token * tokens + kv_token * kv_tokens
+        self._predicted = report.step_model.seconds(self._largest)
 
     def look(self, now: float, *, has_work: bool, starved: float = 0.0) -> None:
         """Count the time since the last call.

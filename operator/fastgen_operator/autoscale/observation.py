@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 # The name of a metric without the prefix fastgen_, and the value of its label besides model_name.
 Metric = tuple[str, str]
 
 # A sample is stale when it is older than this many scrape intervals.
 MISSED_SCRAPES = 3
+
+
+class StepCoefficients(NamedTuple):
+    """An engine's fit of its step times, in seconds. Zeros until it has one.
+
+    A step takes base + token · tokens + kv_token · resident KV tokens + context_pair · the sum over prompt chunks of
+    tokens · tokens before the chunk.
+
+    Attributes:
+        context_pair: 0 from engines that do not have it.
+    """
+
+    base: float = 0.0
+    token: float = 0.0
+    kv_token: float = 0.0
+    context_pair: float = 0.0
 
 
 def _metric(name: str, label: str = "") -> Any:
@@ -38,7 +54,7 @@ class Sample:
         kv_capacity_tokens: capacity of the KV cache in tokens.
         kv_tokens: resident tokens of the running sequences.
         token_budget: maximum forward tokens per step.
-        step_model: (a, b, c) of the step time a + b · tokens + c · resident KV tokens in seconds; zeros until fitted.
+        step_model: the engine's fit of its step times.
     """
 
     time: float
@@ -58,7 +74,7 @@ class Sample:
     kv_capacity_tokens: float = _metric("kv_cache_capacity_tokens")
     kv_tokens: float = _metric("kv_cache_tokens")
     token_budget: float = _metric("token_budget")
-    step_model: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    step_model: StepCoefficients = field(default=StepCoefficients())
 
     @property
     def in_flight_tokens(self) -> float:

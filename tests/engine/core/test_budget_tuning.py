@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen.core.budget_tuning import PEAK_SHARE, StepTime, monotone_curve, tune_budget
+from fastgen.core.budget_tuning import PEAK_SHARE, monotone_curve, tune_budget
+from fastgen.core.step_times import StepTime, StepWork
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 
 
 def linear(base: float, per_token: float, sizes: tuple[int, ...] = SIZES) -> list[StepTime]:
-    return [StepTime(size, 0, base + per_token * size) for size in sizes]
+    return [StepTime(StepWork(size), base + per_token * size) for size in sizes]
 
 
 def saturating(base: float, per_token: float, saturation: int) -> list[StepTime]:
     """Memory bandwidth takes `base` however few the tokens; arithmetic dominates beyond `saturation`."""
-    return [StepTime(size, 0, max(base, base * size / saturation) + per_token * size) for size in SIZES]
+    return [StepTime(StepWork(size), max(base, base * size / saturation) + per_token * size) for size in SIZES]
 
 
 def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_peak_throughput() -> None:
@@ -30,7 +31,7 @@ def test_the_budget_is_the_fewest_tokens_that_reach_95_percent_of_peak_throughpu
 
 
 def test_constant_step_times_give_the_largest_measured_budget() -> None:
-    flat = [StepTime(size, 0, 0.030) for size in SIZES]
+    flat = [StepTime(StepWork(size), 0.030) for size in SIZES]
     assert tune_budget(flat, target_seconds=None, minimum=1, maximum=1024).token_budget == 1024
 
 
@@ -53,14 +54,16 @@ def test_the_minimum_budget_overrides_the_target() -> None:
 
 def test_a_slow_outlier_does_not_change_the_budget() -> None:
     clean = linear(0.020, 0.001)
-    noisy = [*clean, StepTime(256, 0, 3.0)]
-    noisy[3] = StepTime(128, 0, 1.5)
+    noisy = [*clean, StepTime(StepWork(256), 3.0)]
+    noisy[3] = StepTime(StepWork(128), 1.5)
     limits = {"target_seconds": None, "minimum": 1, "maximum": 1024}
     assert tune_budget([*noisy, *clean], **limits) == tune_budget(clean, **limits)  # type: ignore[arg-type]
     assert monotone_curve(noisy)[3].seconds == clean[4].seconds, "no slower than the next larger step"
 
 
-points = st.lists(st.builds(StepTime, st.integers(1, 8192), st.just(0), st.floats(1e-4, 10.0)), min_size=1, max_size=12)
+points = st.lists(
+    st.builds(StepTime, st.builds(StepWork, st.integers(1, 8192)), st.floats(1e-4, 10.0)), min_size=1, max_size=12
+)
 
 
 @given(points, st.none() | st.floats(1e-4, 10.0), st.integers(1, 300), st.integers(300, 9000))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen.core.budget_tuning import StepTime
 from fastgen.core.chunking import (
     MIN_PROMPT_TOKENS,
     ROW_MULTIPLE,
+    Allowance,
     AutomaticTarget,
     Chunker,
     FixedTarget,
@@ -22,16 +23,23 @@ from fastgen.core.chunking import (
     whole_tiles,
 )
 from fastgen.core.step_model import StepModel, non_negative_least_squares
+from fastgen.core.step_times import StepCoefficients, StepTime, StepWork, chunk_seconds, chunk_tokens
 from support.scheduling import Arrivals, run, scheduler, sizes
 
 
-def observed(base: float, token: float, kv_token: float = 0.0, steps: int = 400, noise: float = 0.0) -> StepModel:
-    """A model of steps of all sizes that take base + token * tokens + kv_token * kv_tokens, plus noise."""
-    rng, model = random.Random(3), StepModel()
+def observed(
+    base: float, token: float, kv_token: float = 0.0, context_pair: float = 0.0, *, steps: int = 400, noise: float = 0.0
+) -> StepModel:
+    """A model of steps of all sizes, with decodes and a chunk, whose times have these coefficients, plus noise.
+
+    The chunk has a context only if `context_pair` is not 0.
+    """
+    rng, model, costs = random.Random(3), StepModel(), StepCoefficients(base, token, kv_token, context_pair)
     for _ in range(steps):
-        tokens, kv_tokens = rng.choice((8, 60, 128, 256)), rng.randrange(20_000)
-        seconds = base + token * tokens + kv_token * kv_tokens
-        model.observe(tokens, kv_tokens, seconds * (1 + noise * rng.random()))
+        decodes = StepWork(7, rng.randrange(20_000))
+        chunk = StepWork.of_chunk(rng.randrange(20_000) if context_pair else 0, rng.choice((1, 53, 121, 249)))
+        work = StepWork(*map(sum, zip(decodes, chunk, strict=True)))
+        model.observe(work, costs.seconds(work) * (1 + noise * rng.random()))
     return model
 
 
@@ -65,16 +73,16 @@ def test_a_fixed_target_bounds_only_steps_with_decodes() -> None:
 
 def test_prompts_advance_even_if_the_target_cannot_be_met() -> None:
     chunker = Chunker("greedy", FixedTarget(0.001, observed(0.05, 0.001)))
-    assert chunker.prompt_tokens(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)) == MIN_PROMPT_TOKENS
+    assert chunker.allowance(256, StepLoad(decodes=8, kv_tokens=0, backlog=1000)).tokens == MIN_PROMPT_TOKENS
 
 
 @given(st.integers(1, 200), st.integers(1, 600), st.integers(1, 2000), st.floats(0.001, 0.5))
 def test_a_bounded_step_fills_whole_tiles_of_rows(decodes: int, room: int, backlog: int, seconds: float) -> None:
     """Unless the token budget or the end of the backlog bounds it, or its prompts would hardly advance."""
     target = FixedTarget(seconds, observed(0.02, 0.001))
-    bound = target.prompt_tokens(load := StepLoad(decodes, 0, backlog))
+    bound = target.allowance(load := StepLoad(decodes, 0, backlog)).tokens
     for chunking in ("greedy", "even"):
-        tokens = min(Chunker(chunking, target).prompt_tokens(room, load), backlog)  # type: ignore[arg-type]
+        tokens = min(Chunker(chunking, target).allowance(room, load).tokens, backlog)  # type: ignore[arg-type]
         assert 1 <= tokens <= min(room, backlog)
         if bound >= min(room, backlog):
             continue
@@ -85,8 +93,10 @@ def test_a_bounded_step_fills_whole_tiles_of_rows(decodes: int, room: int, backl
 
 def test_an_automatic_bound_moves_to_the_nearest_whole_tile_and_a_fixed_one_down() -> None:
     prompts = (17, 29, 30, 31, 45, 46, 100)
+    times, load = observed(0.04, 0.001), StepLoad(decodes=10, kv_tokens=0, backlog=1000)
     nearest, down = (
-        [whole_tiles(10, count, target.excess) for count in prompts] for target in (AutomaticTarget, FixedTarget)
+        [whole_tiles(10, count, target.allowance(load).excess) for count in prompts]
+        for target in (AutomaticTarget(times), FixedTarget(0.1, times))
     )
     assert nearest == [22, 22, 22, 38, 38, 38, 102]
     assert down == [17, 22, 22, 22, 38, 38, 86]
@@ -97,47 +107,47 @@ def test_even_steps_with_decodes_fill_whole_tiles_before_the_last() -> None:
     chunker = Chunker("even", FixedTarget(0.1, observed(0.02, 0.001)))
     backlog, parts = 200, []
     while backlog:
-        parts.append(min(backlog, chunker.prompt_tokens(512, StepLoad(decodes=8, kv_tokens=0, backlog=backlog))))
+        parts.append(min(backlog, chunker.allowance(512, StepLoad(decodes=8, kv_tokens=0, backlog=backlog)).tokens))
         backlog -= parts[-1]
     assert parts == [72, 72, 56]
 
 
 def test_the_automatic_target_is_five_times_the_fixed_cost_of_a_step() -> None:
     target = AutomaticTarget(observed(0.04, 0.001))
-    assert target.prompt_tokens(StepLoad(decodes=8, kv_tokens=0, backlog=100)) == pytest.approx(4 * 40 - 8, abs=3)
+    assert target.allowance(StepLoad(decodes=8, kv_tokens=0, backlog=100)).tokens == pytest.approx(4 * 40 - 8, abs=3)
 
 
 def test_the_automatic_target_follows_demand_and_yields_to_a_backlog() -> None:
     target = AutomaticTarget(observed(0.04, 0.001))
-    assert target.prompt_tokens(StepLoad(8, 0, backlog=64 * 200)) == 200
+    assert target.allowance(StepLoad(8, 0, backlog=64 * 200)).tokens == 200
     for _ in range(500):
         target.observe(160)
-    assert target.prompt_tokens(StepLoad(8, 0, backlog=100)) == pytest.approx(240, abs=2)
+    assert target.allowance(StepLoad(8, 0, backlog=100)).tokens == pytest.approx(240, abs=2)
 
 
 def test_without_decodes_only_the_token_budget_bounds_a_step() -> None:
     chunker = Chunker("greedy", FixedTarget(0.001, observed(0.05, 0.001)))
-    assert chunker.prompt_tokens(256, StepLoad(decodes=0, kv_tokens=0, backlog=1000)) == 256
+    assert chunker.allowance(256, StepLoad(decodes=0, kv_tokens=0, backlog=1000)) == Allowance(256)
 
 
 def test_the_step_model_recovers_the_coefficients() -> None:
-    a, b, c = observed(0.04, 0.001, 2e-6).coefficients
-    assert (a, b, c) == pytest.approx((0.04, 0.001, 2e-6), rel=0.01)
+    for exact in ((0.04, 0.001, 2e-6, 0.0), (0.04, 0.001, 2e-6, 3e-7), (0.005, 2.5e-5, 1e-8, 1.3e-9)):
+        assert observed(*exact).coefficients == pytest.approx(exact, rel=0.01, abs=1e-12)
 
 
 def test_the_step_model_is_robust_to_noise_and_outliers() -> None:
     model = observed(0.04, 0.001, 2e-6, steps=800, noise=0.1)
     for _ in range(3):
-        model.observe(128, 1000, 30.0)
-    assert model.seconds(256, 10_000) == pytest.approx(0.04 + 0.256 + 0.02, rel=0.15)
-    assert model.seconds(8, 0) == pytest.approx(0.048, rel=0.15)
+        model.observe(StepWork(128, 1000), 30.0)
+    assert model.coefficients.seconds(StepWork(256, 10_000)) == pytest.approx(0.04 + 0.256 + 0.02, rel=0.15)
+    assert model.coefficients.seconds(StepWork(8, 0)) == pytest.approx(0.048, rel=0.15)
 
 
 def test_long_decoding_does_not_wash_out_the_times_of_large_steps() -> None:
     model = observed(0.04, 0.001)
     for _ in range(5000):
-        model.observe(8, 4000, 0.048)
-    assert model.seconds(256, 4000) == pytest.approx(0.296, rel=0.02)
+        model.observe(StepWork(8, 4000), 0.048)
+    assert model.coefficients.seconds(StepWork(256, 4000)) == pytest.approx(0.296, rel=0.02)
 
 
 def test_the_step_model_adapts_to_a_slower_machine() -> None:
@@ -145,39 +155,79 @@ def test_the_step_model_adapts_to_a_slower_machine() -> None:
     rng = random.Random(5)
     for _ in range(1500):
         tokens = rng.choice((8, 60, 128, 256))
-        model.observe(tokens, 0, 2 * (0.04 + 0.001 * tokens))
-    assert model.seconds(128, 0) == pytest.approx(2 * 0.168, rel=0.05)
+        model.observe(StepWork(tokens), 2 * (0.04 + 0.001 * tokens))
+    assert model.coefficients.seconds(StepWork(128, 0)) == pytest.approx(2 * 0.168, rel=0.05)
+
+
+def observe_short_prompts(model: StepModel, costs: StepCoefficients, saved: float = 0.0) -> None:
+    """Add 4000 steps with noise, whose rows are padded to tiles, of prompts of less than 300 tokens.
+
+    `saved`: share of the time of its tokens that a step of 256 tokens saves, and a smaller one less.
+    """
+    rng = random.Random(4)
+    for _ in range(4000):
+        decodes = rng.randrange(12)
+        tokens = rng.choice((16, 40, 64, 100, 128, 200, 248))
+        chunk = StepWork.of_chunk(max(0, rng.randrange(-150, 300 - tokens)), tokens)
+        work = StepWork(decodes + chunk.tokens, decodes * 200 + chunk.kv_tokens, chunk.context_pairs)
+        rows = -(-work.tokens // ROW_MULTIPLE) * ROW_MULTIPLE
+        seconds = costs.seconds(work) + costs.token * (rows * (1 - saved * rows / 256) - work.tokens)
+        model.observe(work, seconds * (1 + 0.1 * abs(rng.gauss(0, 1))))
+
+
+@pytest.mark.parametrize("saved", [0.0, 0.15], ids=["linear", "concave"])
+def test_short_contexts_invent_no_cost_of_contexts(saved: float) -> None:
+    costs, model = StepCoefficients(0.04, 0.001, 1e-6), StepModel()
+    observe_short_prompts(model, costs, saved)
+    for context in (300, 1000, 3000):
+        assert chunk_seconds(model.coefficients, context, 128) < 1.3 * chunk_seconds(costs, context, 128)
+
+
+@pytest.mark.parametrize("points", [1, 20], ids=["calibrated", "seen once"])
+def test_short_contexts_do_not_wash_out_the_cost_of_long_ones(points: int) -> None:
+    costs = StepCoefficients(0.04, 0.001, 1e-6, 7e-7)
+    chunks = [StepWork.of_chunk(context, size) for context in (0, 1024, 4096) for size in (16, 64)]
+    works = [StepWork(4, 8), StepWork(4, 1000), *chunks, *map(StepWork, (16, 32, 64, 128, 256))]
+    calibrated = [StepTime(work, costs.seconds(work)) for work in works]
+    model = StepModel.of(calibrated)
+    if points > 1:  # without a prior
+        model = StepModel()
+        for point in calibrated * points:
+            model.observe(*point)
+    assert model.coefficients.context_pair == pytest.approx(7e-7, rel=0.05)
+    observe_short_prompts(model, costs)
+    assert model.coefficients.context_pair == pytest.approx(7e-7, rel=0.35)
 
 
 def test_coefficients_are_never_negative() -> None:
-    model = StepModel.of(StepTime(size, 0, 0.1 / size) for size in (8, 16, 32, 64) * 5)  # the larger, the faster
+    model = StepModel.of(StepTime(StepWork(size), 0.1 / size) for size in (8, 16, 32, 64) * 5)  # the larger, the faster
     assert min(model.coefficients) >= 0
-    assert model.tokens_within(0.0, 10**9) == 0 or model.coefficients[1] == 0
+    assert chunk_tokens(model.coefficients, 0.0, 0) == 0 or model.coefficients.token == 0
 
 
 def test_an_unfitted_step_model_bounds_nothing() -> None:
-    assert StepModel().tokens_within(0.1, 0) == sys.maxsize
-    assert StepModel().seconds(100, 100) == 0
+    assert chunk_tokens(StepModel().coefficients, 0.1, 0) == sys.maxsize
+    assert StepModel().coefficients.seconds(StepWork(100, 100, 100)) == 0
 
 
 def test_steps_of_one_size_predict_other_sizes_in_proportion() -> None:
-    model = StepModel.of(StepTime(256, 0, 0.3) for _ in range(20))
-    assert model.tokens_within(0.1, 0) == pytest.approx(85, abs=1)
+    model = StepModel.of(StepTime(StepWork(256), 0.3) for _ in range(20))
+    assert chunk_tokens(model.coefficients, 0.1, 0) == pytest.approx(85, abs=1)
 
 
-@given(st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=3, max_size=6), st.lists(st.floats(-3, 3), min_size=6))
-def test_non_negative_least_squares_finds_the_minimum(rows: list[tuple[float, float, float]], ys: list[float]) -> None:
-    xx = [sum(r[i] * r[j] for r in rows) + (i == j) * 0.1 for i in range(3) for j in range(3)]
-    xy = [sum(r[i] * y for r, y in zip(rows, ys, strict=False)) for i in range(3)]
+@given(st.lists(st.tuples(*[st.floats(-3, 3)] * 4), min_size=3, max_size=6), st.lists(st.floats(-3, 3), min_size=6))
+def test_non_negative_least_squares_finds_the_minimum(rows: list[tuple[float, ...]], ys: list[float]) -> None:
+    xx = [sum(r[i] * r[j] for r in rows) + (i == j) * 0.1 for i in range(4) for j in range(4)]
+    xy = [sum(r[i] * y for r, y in zip(rows, ys, strict=False)) for i in range(4)]
 
-    def objective(x: tuple[float, ...]) -> float:
-        return sum(x[i] * xx[3 * i + j] * x[j] for i in range(3) for j in range(3)) - 2 * sum(
-            xy[i] * x[i] for i in range(3)
+    def objective(x: Sequence[float]) -> float:
+        return sum(x[i] * xx[4 * i + j] * x[j] for i in range(4) for j in range(4)) - 2 * sum(
+            xy[i] * x[i] for i in range(4)
         )
 
     best = non_negative_least_squares(xx, xy)
     assert min(best) >= 0
-    for i in range(3):
+    for i in range(4):
         for step in (-1e-3, 1e-3, 0.1, 1.0):
-            other = tuple(max(0.0, best[k] + step * (k == i)) for k in range(3))
+            other = [max(0.0, best[k] + step * (k == i)) for k in range(4)]
             assert objective(best) <= objective(other) + 1e-7

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from fastgen.core.blocks.preemption import HostBuffer, Preemption
-from fastgen.core.budget_tuning import StepTime
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.step_model import StepModel
+from fastgen.core.step_times import StepTime, StepWork
 from support.scheduling import Arrivals, run, run_to_end, scheduler, sizes
 
 
 def model(base: float, token: float) -> StepModel:
     """A step model of base + token * tokens seconds."""
-    return StepModel.of(StepTime(size, 0, base + token * size) for size in (8, 16, 32, 64, 128, 256) * 3)
+    return StepModel.of(StepTime(StepWork(size), base + token * size) for size in (8, 16, 32, 64, 128, 256) * 3)
 
 
 def swapping(mode: str, *, host: int = 100, copy: float = 0.001, blocks: int = 4) -> Scheduler:

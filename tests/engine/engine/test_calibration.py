@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastgen.config import EngineConfig
+from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate, describe_budget, ladder, measure, tuned_budget
 from fastgen.engine.core import Engine
 from support.simulation import SimulatedRunner
@@ -76,7 +77,29 @@ def test_the_cost_of_reading_kv_is_measured_separately() -> None:
     device = runner(kv_token=1e-5)
     less, more = measure(device, [16, 64], seconds=0.0, clock=device.clock).contexts
     assert more.tokens == less.tokens
-    assert more.seconds - less.seconds == pytest.approx(1e-5 * (more.kv_tokens - less.kv_tokens))
+    assert more.seconds - less.seconds == pytest.approx(1e-5 * (more.work.kv_tokens - less.work.kv_tokens))
+
+
+def test_the_cost_of_a_context_is_measured_with_chunks_over_longer_and_longer_ones() -> None:
+    device = SimulatedRunner(num_blocks=4096, block_size=16, base=0.02, token=0.0005, kv_token=1e-7, pair=2e-8)
+    config, points = calibrate(device, auto(max_sequences=8), ignore_progress, device.clock)
+    costs = StepModel.of(points).coefficients
+    assert costs.context_pair == pytest.approx(2e-8, rel=0.05)
+    assert costs.kv_token == pytest.approx(1e-7, rel=0.3)
+    contexts = [point.work.kv_tokens - 64 for point in points if point.work.tokens == 64 and point.work.context_pairs]
+    assert contexts == [1024, 4096, 16384, 65472], "none doubles the time of the step; the last one is the longest"
+    short = SimulatedRunner(num_blocks=4096, block_size=16, base=0.02, token=0.0005, pair=1e-6)
+    contexts = [point.work.kv_tokens for point in measure(short, [16], seconds=0.0, clock=short.clock).chunks]
+    assert contexts == [64, 1024 + 64, 1024 + 16]
+    assert isinstance(config.token_budget, int)
+
+
+def test_chunks_over_contexts_need_no_memory_for_the_contexts() -> None:
+    """Their block tables repeat blocks; what they write themselves is in blocks of their own."""
+    device = SimulatedRunner(num_blocks=40, block_size=16)
+    device.max_model_length = 5000
+    calibration = measure(device, [16], seconds=0.0, clock=device.clock)
+    assert max(point.work.kv_tokens for point in calibration.chunks) > 4000
 
 
 def test_rounds_end_when_the_time_is_up() -> None:

@@ -15,6 +15,7 @@ from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.core.step_plan import Chunk, StepPlan
+from fastgen.core.step_times import StepWork
 from fastgen.engine.core import Engine
 from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput
@@ -205,9 +206,10 @@ def test_reports_carry_the_fit_of_step_times() -> None:
         engine.add(request(str(number), prompt=20 + number, max_tokens=20))
     while engine.has_work:
         report = engine.step()
-    a, b, c = report.step_model
     for tokens, kv_tokens in ((4, 100), (64, 200)):
-        assert a + b * tokens + c * kv_tokens == pytest.approx(runner.seconds(tokens, kv_tokens), rel=0.02)
+        assert report.step_model.seconds(StepWork(tokens, kv_tokens)) == pytest.approx(
+            runner.seconds(tokens, kv_tokens), rel=0.02
+        )
 
 
 @dataclass

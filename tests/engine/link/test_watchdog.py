@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.link.watchdog import ProcessorWait, Watchdog
 
@@ -19,8 +20,7 @@ INFO = EngineInfo(
 
 
 def report(*step_model: float, seconds: float = 0.1) -> StepReport:
-    a, b, c = step_model or (0.0, 0.0, 0.0)
-    return StepReport([], StepStats(step_seconds=seconds), SchedulerStats(), (a, b, c))
+    return StepReport([], StepStats(step_seconds=seconds), SchedulerStats(), StepCoefficients(*step_model))
 
 
 def watchdog(*, steps: int = 16, model: tuple[float, ...] = ()) -> Watchdog:

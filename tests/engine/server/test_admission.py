@@ -12,6 +12,7 @@ import pytest
 from engine.server.serving import Serving, serving, wait_until
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.in_flight import InFlight, Rate
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.errors import APIError
@@ -144,7 +145,7 @@ def test_more_prompts_than_can_ever_be_admitted_are_rejected_without_retry(small
 
 def report(*outputs: TokenOutput, running: int, waiting: int) -> StepReport:
     scheduler = SchedulerStats(num_running=running, num_waiting=waiting)
-    return StepReport(list(outputs), StepStats(), scheduler, (0.0, 0.0, 0.0), num_finished=len(outputs))
+    return StepReport(list(outputs), StepStats(), scheduler, StepCoefficients(), num_finished=len(outputs))
 
 
 class Ignoring:

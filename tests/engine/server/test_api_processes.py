@@ -20,6 +20,7 @@ from engine.server.test_admission import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
+from fastgen.core.step_times import StepCoefficients
 from fastgen.engine.channel import Recipients
 from fastgen.link.in_flight import InFlight
 from fastgen.link.messages import StepReport, TokenOutput
@@ -287,7 +288,7 @@ def report(*request_ids: str, finished: bool = False, num_finished: int = 0) -> 
     outputs = [TokenOutput(request_id, [7], reason) for request_id in request_ids]
     trace = StepTrace(decodes=[], prompts=[], queue=[], blocks=[])
     scheduler = SchedulerStats(num_running=1, num_waiting=1)
-    return StepReport(outputs, StepStats(decode_tokens=1), scheduler, (0.0, 0.0, 0.0), trace, num_finished)
+    return StepReport(outputs, StepStats(decode_tokens=1), scheduler, StepCoefficients(), trace, num_finished)
 
 
 def test_each_client_gets_its_own_outputs_and_a_trace_if_it_watches() -> None:

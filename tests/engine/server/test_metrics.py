@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.server.serving import Serving, wait_until
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics import Metrics
 
@@ -56,7 +57,7 @@ VALUES = {
     "phase": {"prefill", "decode"},
     "mode": {"recompute", "swap"},
     "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory", "grammar"},
-    "coefficient": {"base", "token", "kv_token"},
+    "coefficient": {"base", "token", "kv_token", "context_pair"},
 }
 
 
@@ -211,7 +212,7 @@ def metrics_with_values(compat: str) -> Metrics:
     metrics.describe(info, "1")
     stats = StepStats(prefill_tokens=3, decode_tokens=1, preemptions=3, swapped_out=1, queue_seconds=[0.2])
     state = SchedulerStats(num_running=2, num_waiting=5, kv_blocks_used=4)
-    metrics.record(StepReport([], stats, state, (0.0, 0.0, 0.0)))
+    metrics.record(StepReport([], stats, state, StepCoefficients()))
     metrics.first_token(0.3, 7)
     metrics.finished(FinishReason.STOP, 1.0, 7, 2)
     return metrics

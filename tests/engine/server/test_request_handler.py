@@ -12,6 +12,7 @@ import pytest
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request import FinishReason, Request, SamplingParams
 from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.in_flight import InFlight, Receiver
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.errors import APIError
@@ -168,7 +169,7 @@ async def test_an_output_that_cannot_be_handled_fails_its_own_request_only() -> 
     await asyncio.sleep(0)
     broken.outputs[0]._output._detokenizer = cast(Any, None)
     state = StepReport(
-        [TokenOutput("0", [5]), TokenOutput("other", [6])], StepStats(), SchedulerStats(), (0.0, 0.0, 0.0)
+        [TokenOutput("0", [5]), TokenOutput("other", [6])], StepStats(), SchedulerStats(), StepCoefficients()
     )
     engine.in_flight.record(state)
     assert other.tokens == [6]

@@ -33,6 +33,8 @@ from hypothesis import strategies as st
 
 GPU = Engine(A100_8B, Targets(1.0, 0.05))
 ASYNCHRONOUS = replace(GPU, device=replace(A100_8B, steps_in_flight=2))
+# Attention over contexts costs what the comment at `A100_8B` says.
+CONTEXTS = replace(GPU, device=replace(A100_8B, context_pair=2.8e-9))
 CPU = Engine(CPU_135M, Targets(10.0, 0.4))
 
 
@@ -173,7 +175,7 @@ def test_the_operator_in_the_simulator_knows_only_what_pods_and_metrics_show() -
     (learned,) = {starts.load for starts in [subject.starts.expected("")] if starts is not None}
     assert 10 <= learned <= 20
     assert learned == int(learned), "Kubernetes' times have whole seconds"
-    exact = (A100_8B.base, A100_8B.token, A100_8B.kv_token)
+    exact = A100_8B.coefficients
     for sample in subject.record.samples.values():
         assert sample.step_model != exact, "the engine fits its step times"
         assert sample.step_model == pytest.approx(exact, rel=0.5)
@@ -273,6 +275,9 @@ def play(make: MakeReplica, engine: Engine, arrivals: list[Arrival]) -> tuple[Re
                 "code, long prompts": (AZURE_CODE, 3.0, 60.0),
                 "many short ones": (BURST_GPT, 40.0, 30.0),
             }.items()
+        ),
+        pytest.param(
+            CONTEXTS, Mix(Lengths(12_000, 15_000, 40_000), Lengths(129, 211, 1000)), 0.4, 120.0, id="contexts"
         ),
         pytest.param(CPU, Mix(Lengths(200, 300, 2000), Lengths(60, 80, 500)), 1.5, 200.0, id="two cores"),
     ],

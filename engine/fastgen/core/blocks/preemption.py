@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastgen.core.blocks.block_pool import HostBuffer
 from fastgen.core.sequence import Sequence
-from fastgen.core.step_model import StepTimes
+from fastgen.core.step_times import StepTimes, StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,10 @@ class Preemption:
             return False
         # Shared blocks are copied out too, because they may be evicted meanwhile, but copied back only if they were.
         swapping = (2 * num_blocks - num_shared) * self.seconds_per_block
-        # What the tokens add to steps that run anyway. 0 means unknown, not free.
-        recomputing = self.times.seconds(num_recomputed, num_recomputed) - self.times.seconds(0, 0)
+        # What the tokens add to steps that run anyway, in small chunks. 0 means unknown, not free.
+        costs, start = self.times.coefficients, num_shared * block_size
+        pairs = num_recomputed * (start + num_recomputed // 2)
+        recomputing = costs.seconds(StepWork(num_recomputed, num_recomputed, pairs)) - costs.base
         return self.mode == "swap" or recomputing <= 0 or swapping <= recomputing
 
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from fastgen.core.request import FinishReason
 from fastgen.core.step_output import EagerReason
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics_exchange import MetricFamily, Sum
 from fastgen.server.serving.plain_metrics import PlainCounter, PlainHistogram
@@ -112,10 +113,11 @@ class Metrics:
         )
         self._cache_hits = self._make(Counter, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
         model = self._make(
-            Gauge, "step_model", "Online fit: step seconds = base + token * tokens + kv_token * KV cache tokens.",
+            Gauge, "step_model", "Online fit: step seconds = base + token * tokens + kv_token * KV cache tokens + "
+            "context_pair * sum over prompt chunks of tokens * tokens before the chunk.",
             ["coefficient"],
         )  # fmt: skip
-        self._step_model = [model.labels(self._model_name, name) for name in ("base", "token", "kv_token")]
+        self._step_model = [model.labels(self._model_name, name) for name in StepCoefficients._fields]
 
     def _define_requests(self) -> None:
         self._num_admitted = self._num_admitted_tokens = 0

@@ -3,8 +3,10 @@
 The capacity is what a replica computes within the inter-token target. In the steady state of Dynamic SplitFuse, each
 step processes one token of each of N decoding sequences, and prompt tokens at the rate at which sequences arrive and
 finish. A request contributes I prompt tokens over O steps, so a step has N (1 + I/O) forward tokens and N (P + O/2)
-resident KV tokens, where P also includes the prompt tokens from the prefix cache. The step time, a + b · tokens +
-c · resident tokens, is linear in N. The largest N within all bounds gives the capacity.
+resident KV tokens, where P also includes the prompt tokens from the prefix cache. A prompt token is computed over a
+context from earlier steps: on average P - I tokens, and half of the tokens by which I exceeds a step. The step time,
+a + b · tokens + c · resident tokens + d · prompt tokens · context, is linear in N. The largest N within all bounds
+gives the capacity. All lengths are means, so a few very long prompts among short ones take more time than this says.
 
 A replica far below the median is a straggler. The fleet is sized with the median of the other replicas' estimates, so
 that one slow replica does not change it.
@@ -65,7 +67,7 @@ def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, ma
 
     The inter-token target is ignored if no step can meet it, because more replicas would not help.
     """
-    a, b, c = sample.step_model
+    a, b, c, d = sample.step_model
     # From steps of equal size, the engine cannot tell a from b. It reports a = c = 0, which underrates larger steps.
     if b <= 0 or a + c <= 0 or sample.token_budget < 1:
         return None
@@ -75,7 +77,8 @@ def modelled(sample: Sample, shape: RequestShape, inter_token_seconds: float, ma
     bounds = [sample.token_budget / tokens, float(max_sequences)]
     if sample.kv_capacity_tokens > 0:
         bounds.append(max(1.0, KV_SHARE * sample.kv_capacity_tokens / resident))
-    sequence_seconds = b * tokens + c * resident
+    context = shape.prompt - shape.computed + max(0.0, shape.computed - sample.token_budget) / 2
+    sequence_seconds = b * tokens + c * resident + d * context * shape.computed / generated
     in_time = (inter_token_seconds - a) / sequence_seconds
     if in_time * tokens >= _LEAST_TOKENS:
         bounds.append(in_time)

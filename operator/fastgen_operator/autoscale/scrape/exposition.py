@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample
+from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample, StepCoefficients
 
 # Why a scrape failed; a label of the counter of failed scrapes.
 UnusableReason = Literal[
@@ -23,8 +23,11 @@ _PREFIX: Final = "fastgen_"
 _LONGEST_LINE: Final = 2048
 _MOST_CHARACTERS: Final = 1 << 14
 
-_COEFFICIENTS: Final = tuple(("step_model", name) for name in ("base", "token", "kv_token"))
+_COEFFICIENTS: Final = tuple(("step_model", name) for name in StepCoefficients._fields)
 _METRICS: Final = (*SAMPLE_METRICS, *_COEFFICIENTS)
+# Engines before this coefficient do not have it.
+_OPTIONAL: Final = frozenset({("step_model", "context_pair")})
+_REQUIRED: Final = frozenset(_METRICS) - _OPTIONAL
 _NAMES: Final = frozenset(_PREFIX + name for name, _ in _METRICS)
 # Requests only these metrics. Engines that do not know the parameter return all.
 QUERY: Final = "&".join(f"name[]={name}" for name in sorted(_NAMES))
@@ -52,8 +55,8 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
         if not 0 <= value < (_LARGEST_RATIO if name.endswith("_ratio") else _LARGEST):
             raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
     fields = {field: values[key] for key, field in SAMPLE_METRICS.items()}
-    a, b, c = (values[key] for key in _COEFFICIENTS)
-    return Sample(time=time, step_model=(a, b, c), **fields)
+    coefficients = StepCoefficients(*(values.get(key, 0.0) for key in _COEFFICIENTS))
+    return Sample(time=time, step_model=coefficients, **fields)
 
 
 def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
@@ -68,7 +71,7 @@ def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
                     values[key] = float(number)
     except ValueError:
         return None
-    return values if len(values) == len(keys) else None
+    return values if values.keys() >= _REQUIRED else None
 
 
 @lru_cache(maxsize=10_000)
@@ -105,6 +108,6 @@ def _values(text: str, model_name: str) -> dict[Metric, float]:
             raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
     for key in _METRICS:
-        if key not in values:
+        if key not in values and key not in _OPTIONAL:
             raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
     return values

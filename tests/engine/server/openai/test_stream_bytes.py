@@ -24,6 +24,7 @@ from fastgen.config import ServerConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.in_flight import InFlight, Receiver
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.model.source import ModelSource
@@ -112,7 +113,7 @@ class PlayedEngine:
 
     def step(self) -> None:
         outputs = [self._output(request) for request in list(self.requests.values())]
-        self.in_flight.record(StepReport(outputs, StepStats(), SchedulerStats(), (0.0, 0.0, 0.0)))
+        self.in_flight.record(StepReport(outputs, StepStats(), SchedulerStats(), StepCoefficients()))
 
     def _output(self, request: Request) -> TokenOutput:
         number = self._num_generated[request.id]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import StepReport
 from fastgen.server.http.errors import APIError
 from fastgen.server.ui import step_feed
@@ -16,7 +17,7 @@ from fastgen.server.ui.step_feed import StepFeed, Update
 
 def report(prompt_tokens: int) -> StepReport:
     trace = StepTrace(decodes=["a"], prompts=[("b", prompt_tokens)], queue=[("c", 9)], blocks=[("a", 2)])
-    return StepReport([], StepStats(step_seconds=0.5), SchedulerStats(num_running=2), (0.0, 0.0, 0.0), trace)
+    return StepReport([], StepStats(step_seconds=0.5), SchedulerStats(num_running=2), StepCoefficients(), trace)
 
 
 def first_update(updates: AsyncGenerator[Update]) -> asyncio.Task[Update]:
@@ -70,7 +71,7 @@ async def test_a_report_without_a_step_updates_the_state_only() -> None:
     feed = StepFeed()
     updates, waiting = await begin(feed, [])
     trace = StepTrace(decodes=[], prompts=[], queue=[], blocks=[])
-    feed.record(StepReport([], StepStats(), SchedulerStats(num_waiting=3), (0.0, 0.0, 0.0), trace))
+    feed.record(StepReport([], StepStats(), SchedulerStats(num_waiting=3), StepCoefficients(), trace))
     update = await waiting
     assert (update.steps, update.state["num_waiting"]) == ([], 3)
     await updates.aclose()

@@ -8,7 +8,7 @@ import pytest
 
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds, modelled
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape, load_after
-from fastgen_operator.autoscale.observation import Fleet, Sample
+from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from harness.fluid import BUDGET, GENERATED, PROMPT, RATE, policy
 
@@ -43,7 +43,9 @@ def told(found: ReplicaSpeeds) -> tuple[object, ...]:
 
 
 def sample(**values: object) -> Sample:
-    plain = Sample(time=0.0, token_budget=BUDGET, kv_capacity_tokens=1e6, step_model=(0.02, 0.0001, 0.0))
+    plain = Sample(
+        time=0.0, token_budget=BUDGET, kv_capacity_tokens=1e6, step_model=StepCoefficients(0.02, 0.0001, 0.0)
+    )
     return replace(plain, **values)  # type: ignore[arg-type]
 
 
@@ -69,13 +71,33 @@ def test_capacity_is_bounded_by_sequences_and_by_the_kv_cache() -> None:
 
 
 def test_a_step_model_fitted_to_one_step_size_is_ignored() -> None:
-    assert modelled(sample(step_model=(0.0, 0.01, 0.0)), SHAPE, 1.0, 100) is None
-    assert modelled(sample(step_model=(0.0, 0.01, 1e-6)), SHAPE, 1.0, 100) is not None, "a fit of several sizes"
-    assert told(speeds({"a": sample(step_model=(0.0, 0.0, 0.0))}, {"a": 700.0})) == (
+    assert modelled(sample(step_model=StepCoefficients(0.0, 0.01, 0.0)), SHAPE, 1.0, 100) is None
+    assert modelled(sample(step_model=StepCoefficients(0.0, 0.01, 1e-6)), SHAPE, 1.0, 100) is not None, (
+        "a fit of several sizes"
+    )
+    assert told(speeds({"a": sample(step_model=StepCoefficients(0.0, 0.0, 0.0))}, {"a": 700.0})) == (
         pytest.approx(700.0),
         512,
         "Throughput",
     )
+
+
+def test_long_prompts_lower_the_capacity_by_their_attention() -> None:
+    costs = StepCoefficients(0.02, 0.0001, 0.0, 1e-8)
+    plain, sized = sample(), sample(step_model=costs)
+    fits = RequestShape(BUDGET, BUDGET, GENERATED)
+    assert modelled(sized, fits, 1.0, 1000) == modelled(plain, fits, 1.0, 1000), "one chunk without a context"
+    # Chunks of 512 tokens begin after 0 to 9,728 tokens, on average after 4,864. Those tokens add 48.6 µs to 100.
+    long = RequestShape(20 * BUDGET, 20 * BUDGET, 0.0)
+    slower = (0.02 + BUDGET * 1e-4) / (0.02 + BUDGET * (1e-4 + 4864e-8))
+    rate = modelled(plain, long, 1.0, 1000)
+    assert rate is not None
+    assert modelled(sized, long, 1.0, 1000) == pytest.approx(rate * slower, rel=0.001)
+    cached = RequestShape(100.0, 10_100.0, GENERATED)
+    rate, lower = modelled(plain, cached, 1.0, 1000), modelled(sized, cached, 1.0, 1000)
+    assert rate is not None
+    assert lower is not None
+    assert lower < 0.85 * rate, "cached tokens are not computed, but they are the context"
 
 
 def test_measured_throughput_caps_the_step_model() -> None:
@@ -98,7 +120,7 @@ def test_a_throughput_of_zero_does_not_cap_the_step_model() -> None:
 
 def test_one_slow_replica_is_a_straggler_and_does_not_change_the_capacity() -> None:
     """Its own requests queue up, so it is the only replica whose throughput is seen under a backlog."""
-    slow = sample(step_model=(0.06, 0.0003, 0.0))
+    slow = sample(step_model=StepCoefficients(0.06, 0.0003, 0.0))
     for others in (["b"], ["b", "c", "d", "e"]):
         found = speeds({"a": slow, **dict.fromkeys(others, sample())}, {"a": RATE / 6})
         assert told(found) == (pytest.approx(RATE), 512, "StepModel")
@@ -109,7 +131,7 @@ def test_one_slow_replica_is_a_straggler_and_does_not_change_the_capacity() -> N
 
 def test_a_straggler_recovers_above_sixty_percent() -> None:
     def at(share: float, before: ReplicaSpeeds, time: float) -> ReplicaSpeeds:
-        slow = sample(step_model=(0.02 / share, 0.0001 / share, 0.0))
+        slow = sample(step_model=StepCoefficients(0.02 / share, 0.0001 / share, 0.0))
         return speeds({"a": slow, "b": sample(), "c": sample()}, before=before, begin=time)
 
     found = ReplicaSpeeds()
@@ -119,13 +141,13 @@ def test_a_straggler_recovers_above_sixty_percent() -> None:
 
 
 def test_replicas_of_another_revision_are_no_stragglers() -> None:
-    slow = sample(step_model=(0.06, 0.0003, 0.0))
+    slow = sample(step_model=StepCoefficients(0.06, 0.0003, 0.0))
     fleet = {"a": slow, "b": sample(), "c": sample()}
     assert speeds(fleet, revisions={"a": "large", "b": "small", "c": "small"}).stragglers == ()
     assert speeds(fleet, revisions={"a": "small", "b": "small", "c": "small"}).stragglers != ()
 
 
 def test_the_first_fits_of_a_replica_do_not_make_it_a_straggler() -> None:
-    slow = sample(step_model=(0.2, 0.001, 0.0))
+    slow = sample(step_model=StepCoefficients(0.2, 0.001, 0.0))
     assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=30.0).stragglers == ()
     assert speeds({"a": slow, "b": sample(), "c": sample()}, seconds=90.0).stragglers != ()

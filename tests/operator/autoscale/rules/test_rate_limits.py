@@ -8,7 +8,7 @@ import pytest
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.observation import Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling, rate_limits_of
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
@@ -91,7 +91,7 @@ def busy(replicas: int, now: float) -> dict[str, Sample | None]:
         arrived_tokens=10_000 * now,
         backlog_tokens=500_000,
         token_budget=512,
-        step_model=(0.02, 0.0001, 0.0),
+        step_model=StepCoefficients(0.02, 0.0001, 0.0),
     )
     return dict.fromkeys((f"chat-{n}" for n in range(replicas)), sample)
 
@@ -133,7 +133,7 @@ def test_when_scaling_down_is_enabled_again_the_next_step_does_not_wait() -> Non
     for round_number in range(1, 62):
         now = 5.0 * round_number
         rules = limits(scaleDown={"selectPolicy": "Disabled"}) if round_number < 61 else limits()
-        idle = Sample(time=now, token_budget=512, step_model=(0.02, 0.0001, 0.0))
+        idle = Sample(time=now, token_budget=512, step_model=StepCoefficients(0.02, 0.0001, 0.0))
         samples: dict[str, Sample | None] = dict.fromkeys((f"chat-{n}" for n in range(4)), idle)
         record.update(loaded_fleet(4, rules, down_window=20), samples, now, now)
         assert record.decision is not None

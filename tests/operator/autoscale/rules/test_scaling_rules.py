@@ -15,7 +15,7 @@ from fastgen_operator.autoscale.measure.averages import Average
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, rates_between
-from fastgen_operator.autoscale.observation import Fleet, Sample
+from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.needs import Need, required_replicas
 from fastgen_operator.autoscale.rules.recommend import State, recommend
@@ -46,7 +46,7 @@ class SteadyFleet:
     failing: int = 0
     without_room: int = 0
     start: float = 60.0
-    step_model: tuple[float, float, float] = STEP
+    step_model: StepCoefficients = STEP
     time: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     _state: State = field(default_factory=State)

@@ -13,7 +13,7 @@ import pytest
 
 from fastgen_operator.api.autoscaling import CRON_PATTERN, Autoscaling
 from fastgen_operator.autoscale.decision import Change, Decision, Limit
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.observation import Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.schedules import Floor, explained, faults, timetable, with_floor
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
@@ -196,7 +196,8 @@ def test_a_floor_acts_at_once_and_after_its_end_replicas_leave_in_steps() -> Non
         nonlocal now
         now += 5.0
         idle: dict[str, Sample | None] = {
-            f"chat-{n}": Sample(time=now, token_budget=512, step_model=(0.02, 0.0001, 0.0)) for n in range(sizes[-1])
+            f"chat-{n}": Sample(time=now, token_budget=512, step_model=StepCoefficients(0.02, 0.0001, 0.0))
+            for n in range(sizes[-1])
         }
         record.update(idle_fleet(sizes[-1], floor), idle, now, now)
         assert record.decision is not None

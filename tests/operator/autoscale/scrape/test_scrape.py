@@ -16,6 +16,7 @@ import pytest
 
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
+from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.http.server import KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
@@ -62,7 +63,7 @@ def exposed(model: str = "chat", names: Sequence[str] = ()) -> str:
         backlog_prompt_tokens=1200,
         oldest_waiting_seconds=0.5,
     )
-    metrics.record(StepReport([], step, scheduler, (0.02, 0.0005, 1e-6)))
+    metrics.record(StepReport([], step, scheduler, StepCoefficients(0.02, 0.0005, 1e-6, 1e-8)))
     metrics.admitted([1000, 800])
     metrics.rejected(1)
     metrics.finished(FinishReason.STOP, 2.0, 500, 40)
@@ -91,7 +92,7 @@ def test_every_field_is_read_from_a_real_engines_exposition() -> None:
         kv_capacity_tokens=6400,
         kv_tokens=900,
         token_budget=256,
-        step_model=(0.02, 0.0005, 1e-6),
+        step_model=StepCoefficients(0.02, 0.0005, 1e-6, 1e-8),
     )
 
 
@@ -384,11 +385,11 @@ async def test_only_the_samples_that_are_read_are_asked_for() -> None:
     (path,) = engine.paths
     names = parse_qs(urlsplit(path.decode()).query)["name[]"]
     metrics = Metrics("chat")
-    metrics.record(StepReport([], StepStats(), SchedulerStats(), (0.02, 0.0005, 1e-6)))
+    metrics.record(StepReport([], StepStats(), SchedulerStats(), StepCoefficients(0.02, 0.0005, 1e-6, 1e-8)))
     body, _ = metrics.expose("text/plain", 1, names)
-    assert parse_sample(body.decode(), "chat", 0.0).step_model == (0.02, 0.0005, 1e-6)
+    assert parse_sample(body.decode(), "chat", 0.0).step_model == (0.02, 0.0005, 1e-6, 1e-8)
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
-    assert len(lines) == len(names) + 3, "two phases of scheduled tokens, three coefficients"
+    assert len(lines) == len(names) + 4, "two phases of scheduled tokens, four coefficients"
 
 
 class Scripted:
@@ -548,6 +549,15 @@ def test_connections_outlive_the_interval_of_fleets_of_a_fixed_size() -> None:
 def test_the_fast_parser_returns_what_the_library_returns(names: Sequence[str]) -> None:
     text = exposed(names=names)
     assert _usual_values(text, "chat") == _values(text, "chat")
+
+
+def test_engines_without_the_cost_of_contexts_are_read_as_if_it_were_0() -> None:
+    old = "".join(line for line in exposed().splitlines(keepends=True) if "context_pair" not in line)
+    assert len(old) < len(exposed())
+    assert _usual_values(old, "chat") == _values(old, "chat"), "as fast as other engines"
+    costs = parse_sample(exposed(), "chat", 0.0).step_model
+    assert costs.context_pair == 1e-8
+    assert parse_sample(old, "chat", 0.0).step_model == costs._replace(context_pair=0.0)
 
 
 def test_lines_that_another_program_wrote_are_parsed_by_the_library() -> None:

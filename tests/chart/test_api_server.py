@@ -42,6 +42,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             ],
             "affinity": {"nodeAffinity": {}},
             "nodeSelector": {"kubernetes.io/os": "linux"},
+            "podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp,more"},
             "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
         }
     },

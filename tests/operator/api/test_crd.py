@@ -256,7 +256,7 @@ INVALID: dict[str, tuple[Object, str]] = {
     ),
     "a flag that the operator sets, with its value": (
         engine(extraArgs=["--device=cpu"]),
-        "use the spec field instead of --host",
+        "remove it, and use the spec field of the setting if there is one",
     ),
     "a prefix of a flag that the operator sets": (
         engine(extraArgs=["--token-b=5"]),

@@ -31,10 +31,11 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the maximum model length
-    ABORT = "abort"  # cancelled by the client, still running at the end of a drain, or rejected by the engine
+    ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
     DEADLINE = "deadline"  # its own deadline passed; clients get an error if it has no tokens yet
     OUT_OF_MEMORY = "out_of_memory"  # the device lacked the memory to compute it, even alone; clients get an error
     GRAMMAR = "grammar"  # its grammar is invalid, or could not be followed to its end; clients get an error
+    REJECTED = "rejected"  # the engine rejected what the server had accepted: a defect; clients get an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

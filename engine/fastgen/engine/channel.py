@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -11,6 +12,19 @@ from fastgen.link.messages import Command, Failed, Loading, Ready, StepReport, T
 
 # Unread reports per client before sending blocks. A server that leaves so many unread has stopped reading.
 _SEND_QUEUE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that is no valid command.
+
+    Attributes:
+        fault: why, in one line.
+        request_id: id of the request that it would have started, if it is an `Add`.
+    """
+
+    fault: str
+    request_id: str | None
 
 
 class Recipients:
@@ -95,22 +109,46 @@ class Channel:
         for client, part in self.clients.split(report):
             self._sockets[client].send(self._encoder.encode(part))
 
-    def receive(self, *, wait: float | None) -> list[tuple[int, Command]]:
+    def receive(self, *, wait: float | None) -> list[tuple[int, Command | Unreadable]]:
         """Return all pending commands with their clients, those of one client in order.
 
         Waits at most `wait` seconds for the first one, or without limit if it is None.
         """
-        commands: list[tuple[int, Command]] = []
+        commands: list[tuple[int, Command | Unreadable]] = []
         for socket, _ in self._poller.poll(None if wait is None else round(wait * 1000)):
             while socket.poll(0, zmq.POLLIN):
-                commands.append((self._client[socket], self._decoder.decode(socket.recv())))
+                commands.append((self._client[socket], self._read(socket.recv())))
         return commands
+
+    def _read(self, message: bytes) -> Command | Unreadable:
+        try:
+            return self._decoder.decode(message)
+        except Exception as error:  # whatever the types of its values make of them
+            return Unreadable(f"{type(error).__name__}: {error}", _started_request(message))
 
     def leave(self, client: int) -> list[str]:
         """Close the socket of a client that has exited; return its requests."""
         self._poller.unregister(self._sockets[client])
         self._sockets[client].close(linger=0)
         return self.clients.leave(client)
+
+
+class _Identified(msgspec.Struct):
+    id: str
+
+
+class _AnyAdd(msgspec.Struct, tag="add"):
+    """What is needed of an `Add` to end its request."""
+
+    request: _Identified
+
+
+def _started_request(message: bytes) -> str | None:
+    """Return the id of the request that an unreadable message would have started, if it has one."""
+    try:
+        return msgspec.msgpack.decode(message, type=_AnyAdd).request.id
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _connect(address: str) -> zmq.Socket[bytes]:

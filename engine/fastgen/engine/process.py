@@ -21,7 +21,7 @@ import msgspec
 from fastgen import exit_codes, logs
 from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import FinishReason, RequestError
-from fastgen.engine.channel import Channel
+from fastgen.engine.channel import Channel, Unreadable
 from fastgen.kernels.cpu import environment
 from fastgen.link.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
 from fastgen.model import first_line
@@ -75,9 +75,15 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
                     try:
                         engine.add(request)
                     except RequestError as error:
-                        # The server makes the same checks. If they disagree nevertheless, abort only this request.
+                        # The server makes the same checks. If they disagree nevertheless, end only this request.
                         log.error("request %s rejected: %s", request.id, error)
-                        rejected.append(TokenOutput(request.id, [], FinishReason.ABORT))
+                        rejected.append(TokenOutput(request.id, [], FinishReason.REJECTED))
+                case Unreadable(fault, request_id):
+                    log.error("a message of API process %d is unreadable, request %s: %s", client, request_id, fault)
+                    owes_report = True
+                    if request_id is not None:
+                        clients.open(request_id, client)
+                        rejected.append(TokenOutput(request_id, [], FinishReason.REJECTED))
                 case Cancel(request_id):
                     clients.close(request_id)
                     owes_report |= engine.cancel(request_id)
@@ -85,7 +91,7 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
                     clients.watch(client, on=on)
                     owes_report = True
                 case Gone(gone):
-                    for request_id in channel.leave(gone):
+                    for request_id in channel.leave(gone) if gone in clients.present else ():
                         engine.cancel(request_id)
                     owes_report = True
                 case Shutdown():

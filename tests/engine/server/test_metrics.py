@@ -56,7 +56,7 @@ TABLE: dict[str, tuple[str, set[str]]] = {
 VALUES = {
     "phase": {"prefill", "decode"},
     "mode": {"recompute", "swap"},
-    "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory", "grammar"},
+    "finish_reason": {"stop", "length", "abort", "deadline", "out_of_memory", "grammar", "rejected"},
     "coefficient": {"base", "token", "kv_token", "context_pair"},
 }
 

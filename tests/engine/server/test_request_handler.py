@@ -161,6 +161,17 @@ async def test_text_that_arrived_before_the_engine_died_can_be_taken() -> None:
     assert [delta.text for _, delta in handler.take()] == ["a"]
 
 
+async def test_a_request_that_the_engine_rejects_fails_with_an_error() -> None:
+    engine, metrics = PlayedEngine(), Metrics("m")
+    running = await started(handler_of(engine, metrics))
+    engine.in_flight.deliver(TokenOutput("0", [], FinishReason.REJECTED))
+    with pytest.raises(APIError, match="the engine rejected this request") as caught:
+        await running
+    assert (caught.value.status, caught.value.code) == (500, "internal_error")
+    labels = {"model_name": "m", "finish_reason": "rejected"}
+    assert metrics.registry.get_sample_value("fastgen_request_success_total", labels) == 1
+
+
 async def test_an_output_that_cannot_be_handled_fails_its_own_request_only() -> None:
     engine = PlayedEngine()
     broken, other = handler_of(engine), PlayedReceiver()

@@ -71,6 +71,13 @@ def out_of_memory() -> FailedRequest:
     )
 
 
+def rejected_by_engine() -> FailedRequest:
+    """Return the error for a request that the engine rejected although the server had accepted it."""
+    return FailedRequest(
+        500, "internal error: the engine rejected this request; the server's log has the reason", code="internal_error"
+    )
+
+
 def grammar_too_complex() -> FailedRequest:
     """Return the error for a generation whose grammar takes too much work or memory to follow any further."""
     return FailedRequest(

@@ -20,6 +20,7 @@ from fastgen.server.http.errors import (
     from_exception,
     grammar_too_complex,
     out_of_memory,
+    rejected_by_engine,
 )
 from fastgen.server.http.request_context import Outcome, current
 from fastgen.server.serving.lifecycle import ServedModel
@@ -129,8 +130,8 @@ class RequestHandler:
             on_change: called when there is something to `take` and there was nothing before.
 
         Raises:
-            FailedRequest: if the engine dies or lacks the memory, if a grammar takes too much work or memory, if the
-                deadline passes before the first token of any generation, or after `fail`.
+            FailedRequest: if the engine dies, lacks the memory or rejects a request, if a grammar takes too much work
+                or memory, if the deadline passes before the first token of any generation, or after `fail`.
         """
         self._on_change = on_change
         try:
@@ -237,6 +238,8 @@ class RequestHandler:
             return out_of_memory()
         if any(output.finish_reason is FinishReason.GRAMMAR for output in self.outputs):
             return grammar_too_complex()
+        if any(output.finish_reason is FinishReason.REJECTED for output in self.outputs):
+            return rejected_by_engine()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
             return self._timed_out()
         return None

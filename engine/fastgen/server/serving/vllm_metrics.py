@@ -35,7 +35,7 @@ _NAMES: dict[str, tuple[str, str]] = {
 _LABELS = {"model_name": "model_name", "finish_reason": "finished_reason", "block_size": "block_size", "le": "le"}
 _LABELS_OF_INFO = {**_LABELS, "num_blocks": "num_gpu_blocks"}
 # Finish reasons that vLLM does not have.
-_REASONS = {"deadline": "abort", "out_of_memory": "error", "grammar": "error"}
+_REASONS = {"deadline": "abort", "out_of_memory": "error", "grammar": "error", "rejected": "error"}
 # vLLM has one series per engine of a server; there is one here.
 _ENGINE = {"engine": "0"}
 

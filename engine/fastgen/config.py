@@ -12,6 +12,7 @@ from pathlib import Path
 from fastgen.settings import (
     ConfigError,
     Setting,
+    is_utf8,
     parse_ints,
     parse_size,
     parsed_settings,
@@ -190,6 +191,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for setting in ENGINE_SETTINGS:
             setting.check(getattr(self, setting.name))
+        if not isinstance(self.model, str) or not is_utf8(self.model):
+            raise ConfigError(f"model {self.model!r}: must be a path or name in UTF-8: rename it")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"--block-size {self.block_size}: must be a power of two, for example 64")
         if self.preemption == "swap" and not self.swap_space:

@@ -15,13 +15,26 @@ _PART = 800  # characters at each end of an error message that are always shown
 class ConfigError(ValueError):
     """An invalid setting or model. The message is one line that names the setting or file and the remedy.
 
-    Commands print it and exit with code 2. A message may quote a file, so characters that are not printable are
-    escaped, and the middle of a message of more than 1600 characters is left out.
+    Commands print it and exit with code 2.
     """
 
     def __init__(self, message: str) -> None:
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-        super().__init__(line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}")
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """Return an error message as one line of bounded length.
+
+    It may quote a file or a server, so characters that are not printable are escaped, and the middle of a message of
+    more than 1600 characters is left out.
+    """
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    return line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}"
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded: arguments and JSON may have half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +84,13 @@ class Setting:
             for number in numbers:
                 self._check_bounds(number)
         if self.kind in ("int", "bytes"):
-            if isinstance(value, str):
+            if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
             self._check_bounds(value)
+        if self.kind == "switch" and not isinstance(value, bool):
+            raise ConfigError(f"{self.flag} {value}: must be true or false")
+        if self.kind == "text" and not isinstance(value, str):
+            raise ConfigError(f"{self.flag} {value}: must be a text")
 
     def _check_bounds(self, number: int) -> None:
         if self.minimum is not None and number < self.minimum:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import Literal
 
 # Most alternatives that a client may request per token; OpenAI has the same limit.
@@ -46,10 +47,19 @@ class Grammar:
         kind: how to read `text`: as a JSON schema, a regular expression, a grammar in Lark syntax, or token ids
             separated by commas, which are the only tokens allowed. "json_object" needs no text and allows any JSON
             object.
+
+    Raises:
+        RequestError: if token ids are not integers.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "tokens"]
     text: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.token_ids
+        except ValueError:
+            raise RequestError("grammar: its tokens are not ids with commas between them", "grammar") from None
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -86,8 +96,8 @@ class SamplingParams:
         grammar: the grammar that the generation must match.
 
     Raises:
-        RequestError: if a value is out of range, `min_tokens` exceeds `max_tokens`, `logit_bias` has too many tokens,
-            or a bad word is empty.
+        RequestError: if a number is of another type or out of range, `min_tokens` exceeds `max_tokens`, `logit_bias`
+            has too many tokens, or a bad word is empty.
     """
 
     max_tokens: int = 16
@@ -110,8 +120,13 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        for name in INTEGERS:
+            value = getattr(self, name)
+            is_integer = not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 1 << 63
+            _require(is_integer or (value is None and name in _OPTIONAL), name, value, "an integer below 2^63")
         for name, (least, most, allowed) in _RANGES.items():
             value = getattr(self, name)
+            _require(not isinstance(value, bool) and isinstance(value, Real), name, value, "a number")
             _require(least <= value <= most, name, value, allowed)
         _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "from 0 to max_tokens")
         if len(self.logit_bias) > MOST_LOGIT_BIASES:
@@ -126,6 +141,9 @@ class SamplingParams:
         _require(self.seed is None or 0 <= self.seed < 1 << 63, "seed", self.seed, "from 0 to 2^63 - 1")
 
 
+_OPTIONAL = ("logprobs", "prompt_logprobs", "seed")
+# Sampling parameters that are integers, of 64 bits in messages and in the samplers.
+INTEGERS = ("max_tokens", "min_tokens", "top_k", *_OPTIONAL)
 _ABOVE_0 = math.ulp(0.0)
 # Least and most of each sampling parameter that is a number, and the same in words.
 _RANGES = {

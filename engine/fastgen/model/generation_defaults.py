@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastgen.core.request import RequestError, SamplingParams
+from fastgen.core.request import INTEGERS, RequestError, SamplingParams
 from fastgen.model import ModelError
 from fastgen.model.config.fields import shown
 from fastgen.model_files import optional_json_object, read_json_object
@@ -100,13 +102,11 @@ def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> Generatio
     path = model / "generation_config.json"
     is_own, config = path.is_file(), optional_json_object(model / "config.json")
     path, given = (path, read_json_object(path)) if is_own else (model / "config.json", config)
-    defaults: GenerationDefaults = {}
-    for key in NUMBERS.keys() & given.keys():
-        value = given[key]
-        if type(value) in (int, float):
-            defaults[NUMBERS[key]] = value
-        elif value is not None:
-            raise ModelError(f"{path}: {key} is {shown(value)}: expected a number: {_REMEDY}")
+    defaults: GenerationDefaults = {
+        name: _number(path, key, given[key], is_integer=name in INTEGERS)
+        for key, name in NUMBERS.items()
+        if given.get(key) is not None
+    }
     if defaults.get("top_k", 0) < 0:  # -1 is "off" in vLLM's spelling
         defaults["top_k"] = 0
     if banned := _banned(path, given, config.get("vocab_size")):
@@ -114,12 +114,29 @@ def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> Generatio
     try:
         SamplingParams(**defaults)
     except RequestError as error:
-        raise ModelError(f"{path}: {error}; {_REMEDY}") from None
+        key = next(key for key, name in NUMBERS.items() if name == error.param)
+        raise ModelError(f"{path}: {key}{str(error).removeprefix(error.param)}; {_REMEDY}") from None
     for key, value in given.items():
         is_neutral = value is None or value in IGNORED.get(key, ())
         if not is_neutral and (key in IGNORED or (is_own and key not in _KNOWN)):
             log.warning("%s: %s is %s: ignored, as this server has no such default", path.name, key, shown(value))
     return defaults
+
+
+def _number(path: Path, key: str, value: Any, *, is_integer: bool) -> float:
+    """Return a number of the file in its parameter's type: as in requests, 50.0 is an integer, and true is no number.
+
+    Raises:
+        ModelError: if it is none.
+    """
+    with suppress(OverflowError):  # an int beyond the range of float
+        if type(value) in (int, float) and math.isfinite(value):
+            if not is_integer:
+                return float(value)
+            if value == int(value):
+                return int(value)
+    expected = "an integer" if is_integer else "a number"
+    raise ModelError(f"{path}: {key} is {shown(value)}: expected {expected}: {_REMEDY}")
 
 
 def _banned(path: Path, given: Mapping[str, Any], vocab_size: Any) -> tuple[tuple[int, ...], ...]:

@@ -19,7 +19,7 @@ import torch
 
 from fastgen import LLM, SamplingParams
 from fastgen.commands import main
-from fastgen.config import ConfigError
+from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.request import Grammar, RequestError
 from fastgen.mii.pipeline import Pipeline, pipeline
 from fastgen.model import native
@@ -273,6 +273,22 @@ def test_an_unknown_setting_is_rejected() -> None:
 def test_a_malformed_size_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^swap_space: size '2 apples': write a whole number with a unit"):
         LLM(str(demo_model()), kv_cache_memory="2GiB", swap_space="2 apples")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_sequences": 5.5}, "--max-sequences 5.5: must be a whole number"),
+        ({"max_sequences": True}, "--max-sequences True: must be a whole number"),
+        ({"block_size": None}, "--block-size None: must be a whole number"),
+        ({"token_budget": "many"}, "--token-budget many: must be auto or a whole number"),
+        ({"prefix_caching": "no"}, "--prefix-caching no: must be true or false"),
+        ({"model": "\udcff.gguf"}, "must be a path or name in UTF-8"),
+    ],
+)
+def test_a_setting_of_another_type_is_rejected_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        EngineConfig(**{"model": "a", **given})
 
 
 def test_generate_writes_completions_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

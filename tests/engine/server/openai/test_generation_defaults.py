@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,10 +44,43 @@ def test_the_files_sampling_parameters_are_read(described: Callable[[object], Pa
     assert generation_defaults("auto", described({"top_k": -1, "temperature": None})) == {"top_k": 0}
 
 
-@pytest.mark.parametrize("config", [{"temperature": -1}, {"top_p": "0.9"}, {"max_new_tokens": 0}, [1]])
-def test_a_value_that_cannot_be_used_is_named_with_its_file(described: Callable[[object], Path], config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"generation_config\.json: (expected|temperature|top_p|max_tokens)"):
-        generation_defaults("auto", described(config))
+def test_numbers_get_the_types_of_their_parameters(described: Callable[[object], Path]) -> None:
+    """Requests with others could not be sent to the engine."""
+    whole = generation_defaults("auto", described({"top_k": 50.0, "max_new_tokens": 7.0, "temperature": 1}))
+    assert whole == {"top_k": 50, "max_tokens": 7, "temperature": 1.0}
+    assert [type(whole[name]) for name in ("top_k", "max_tokens", "temperature")] == [int, int, float]
+    assert generation_defaults("auto", described({"top_k": -1.0})) == {"top_k": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("temperature", -1, "it must be from 0"),
+        ("temperature", float("nan"), "expected a number"),
+        ("top_p", "0.9", "expected a number"),
+        ("top_p", True, "expected a number"),
+        ("min_p", 10**400, "expected a number"),
+        ("top_k", 50.5, "expected an integer"),
+        ("top_k", True, "expected an integer"),
+        ("top_k", [50], "expected an integer"),
+        ("top_k", float("inf"), "expected an integer"),
+        ("top_k", 1 << 63, "it must be an integer below 2^63"),
+        ("max_new_tokens", 5.5, "expected an integer"),
+        ("max_new_tokens", 0, "it must be at least 1"),
+        ("max_new_tokens", 1e300, "it must be an integer below 2^63"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_with_its_file(
+    described: Callable[[object], Path], key: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"generation_config\.json: {key} is .*: {re.escape(expected)}") as caught:
+        generation_defaults("auto", described({key: value}))
+    assert "--generation-config none" in str(caught.value)
+
+
+def test_a_file_that_is_no_object_is_rejected(described: Callable[[object], Path]) -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json: expected a JSON object"):
+        generation_defaults("auto", described([1]))
 
 
 def test_a_requests_own_values_win_over_the_models() -> None:
@@ -66,7 +100,8 @@ def test_max_new_tokens_is_the_default_length_of_a_chats_answer() -> None:
 
 def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Path) -> None:
     write_model(tmp_path, smollm2, "<unused>")
-    (tmp_path / "generation_config.json").write_text(json.dumps({**QWEN3, "eos_token_id": 2}))
+    given = {**QWEN3, "eos_token_id": 2, "top_k": 20.0, "max_new_tokens": 7.0}  # the engine takes integers only
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
     with serving(tmp_path, model=str(tmp_path)) as server:
         server.wait_status("/ready", 200)
         defaults = server.get("/v1/models").json()["data"][0]["default_sampling_params"]
@@ -77,6 +112,16 @@ def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Pa
         assert "temperature 0.6" in server.log
         response = server.post("/v1/responses", {"input": "a"}).json()
         assert (response["temperature"], response["top_p"]) == (0.6, 0.95), "as of a chat"
+
+
+def test_a_server_with_a_bad_default_ends_at_its_start(smollm2: Tokenizer, tmp_path: Path) -> None:
+    write_model(tmp_path, smollm2, "<unused>")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 5.5}))
+    with serving(tmp_path, model=str(tmp_path)) as server:
+        assert server.wait_exit() == 2
+        assert server.log.startswith("fastgen: error: ")
+        assert "generation_config.json: max_new_tokens is 5.5: expected an integer" in server.log
+        assert len(server.log.splitlines()) == 1
 
 
 async def test_completions_use_the_defaults() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import ClassVar, Final
+
+from fastgen.settings import one_line
 
 FAILED: Final = 1
 SOURCE_NOT_FOUND: Final = 3
@@ -14,6 +18,9 @@ class FetchError(Exception):
     """The download failed. The message is one line with the cause and, if there is one, the remedy."""
 
     exit_code: ClassVar[int] = FAILED
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class SourceNotFound(FetchError):
@@ -44,3 +51,23 @@ def connection_error(message: str) -> FetchError:
         remedy = "set SSL_CERT_FILE and AWS_CA_BUNDLE to a file with the certificate authorities to trust"
         return FetchError(f"{message}: {remedy} (egress.caBundle in the operator's chart)")
     return Interrupted(message)
+
+
+def settings_error(what: str, error: Exception, *prefixes: str, otherwise: str = "") -> FetchError:
+    """Return the error of a library that cannot use a value of its environment variables, which have these prefixes.
+
+    Libraries seldom say which variable: it is one whose value their error quotes. `otherwise` is the remedy if there is
+    none.
+    """
+    text = str(error).rstrip(".")
+    names = [name for name, value in sorted(os.environ.items()) if name.startswith(prefixes) and value]
+    if any(name in text for name in names):
+        return FetchError(f"{what}: {text}")
+    quoted = [name for name in names if _quotes(text, os.environ[name])]
+    remedy = f"correct {' or '.join(quoted)}" if quoted else otherwise
+    return FetchError(f"{what}: {text}: {remedy}" if remedy else f"{what}: {text}")
+
+
+def _quotes(text: str, value: str) -> bool:
+    """Return whether a text has a value other than as a part of a longer word or address."""
+    return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-]|\.\w)", text) is not None

@@ -24,7 +24,14 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound, connection_error
+from fastgen.fetch.errors import (
+    AccessDenied,
+    FetchError,
+    Interrupted,
+    SourceNotFound,
+    connection_error,
+    settings_error,
+)
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -44,7 +51,9 @@ class HubRemote:
 
     def list(self) -> Listing:
         """See `RemoteFiles.list`."""
-        with _plain_errors(self._named()):
+        if not constants.ENDPOINT.startswith(("http://", "https://")):
+            raise FetchError(f"{self._named()}: HF_ENDPOINT must begin with https:// or http://: correct it")
+        with _settings_errors(self._named()), _plain_errors(self._named()):
             info = huggingface_hub.HfApi().model_info(
                 self._repository, revision=self._revision, files_metadata=True, timeout=self._timeout
             )
@@ -123,6 +132,19 @@ def _plain_errors(what: str) -> Iterator[None]:
         raise _from_status(what, error) from None
     except HTTPError as error:
         raise connection_error(f"{what}: {str(error).strip() or type(error).__name__}") from None
+
+
+@contextmanager
+def _settings_errors(what: str) -> Iterator[None]:
+    """Raise what else the library and its transport make of environment variables as a FetchError."""
+    try:
+        yield
+    except FetchError:
+        raise
+    except Exception as error:
+        prefixes = ("HF_", "SSL_", "HTTP", "http", "ALL_PROXY", "all_proxy")
+        remedy = "correct HF_TOKEN, SSL_CERT_FILE, HTTPS_PROXY or another variable that is set"
+        raise settings_error(what, error, *prefixes, otherwise=remedy) from None
 
 
 def _from_status(what: str, error: HfHubHTTPError) -> FetchError:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import Final, Protocol
 
-from fastgen.fetch.errors import SourceNotFound
+from fastgen.fetch.errors import FetchError, SourceNotFound
+from fastgen.settings import is_utf8
 
 WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt")
 """Weights and their descriptions; never code or the same weights in another format."""
@@ -24,6 +24,9 @@ class RemoteFile:
         size: size in bytes.
         tag: identifier of the content: different contents have different tags.
         sha256: hexadecimal SHA-256 of the content; None if the source does not provide it.
+
+    Raises:
+        FetchError: if the path names no file inside the source.
     """
 
     path: str
@@ -32,12 +35,17 @@ class RemoteFile:
     sha256: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.name not in ("", ".", ".."), f"{self.path} names no file"
+        parts = self.path.split("/")
+        names_file = parts[0] and parts[-1] not in ("", ".") and ".." not in parts
+        if not names_file or "\0" in self.path or not is_utf8(self.path):
+            raise FetchError(
+                f"{self.path!r}: a file of the source, whose path cannot be used: rename or remove it there"
+            )
 
     @property
     def name(self) -> str:
         """Return the file's name in the model's folder, which is flat."""
-        return PurePosixPath(self.path).name
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from botocore.exceptions import (
 )
 from botocore.exceptions import ConnectionError as BotoConnectionError
 
-from fastgen.fetch.errors import AccessDenied, FetchError, Interrupted, SourceNotFound, connection_error
+from fastgen.fetch.errors import (
+    AccessDenied,
+    FetchError,
+    Interrupted,
+    SourceNotFound,
+    connection_error,
+    settings_error,
+)
 from fastgen.fetch.remote import Listing, RemoteFile, select_model
 
 # Bytes per chunk. A broken connection loses those of an incomplete chunk.
@@ -40,6 +47,7 @@ _CUTS: Final = (
 _MISSING: Final = ("NoSuchBucket", "NoSuchKey")
 _REFUSED: Final = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken")
 _CHANGED: Final = "PreconditionFailed"
+_CREDENTIALS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 class S3Remote:
@@ -48,15 +56,24 @@ class S3Remote:
     Args:
         key: key of one object if it ends with .gguf, otherwise a prefix.
         timeout: seconds without a byte after which a connection counts as broken.
+
+    Raises:
+        FetchError: if a variable or file of boto3's configuration has a value that cannot be used.
     """
 
     def __init__(self, bucket: str, key: str, timeout: float) -> None:
         self._bucket, self._key = bucket, key.strip("/")
-        self._s3 = _client(timeout)
+        self._source = f"s3://{self._bucket}/{self._key}"
+        for name in _CREDENTIALS:  # boto3 would show it in its error
+            value = os.environ.get(name, "")
+            if not (value.isascii() and value.isprintable()):
+                raise AccessDenied(f"{self._source}: {name} has a line break or a character of no key: correct it")
+        with _plain_errors(self._source, "correct the variables AWS_* and the files that they name"):
+            self._s3 = _client(timeout)
 
     def list(self) -> Listing:
         """See `RemoteFiles.list`."""
-        source = f"s3://{self._bucket}/{self._key}"
+        source = self._source
         with _plain_errors(source):
             if self._key.endswith(".gguf"):
                 return Listing("", (self._look_at(self._key),))
@@ -104,7 +121,8 @@ def _client(timeout: float) -> Any:
 
 
 @contextmanager
-def _plain_errors(what: str) -> Iterator[None]:
+def _plain_errors(what: str, remedy: str = "") -> Iterator[None]:
+    """Raise the library's errors as FetchErrors; `remedy` is for those of settings that name no variable."""
     try:
         yield
     except ClientError as error:
@@ -112,9 +130,9 @@ def _plain_errors(what: str) -> Iterator[None]:
     except _CUTS as error:
         raise connection_error(f"{what}: {error}") from None
     except PartialCredentialsError as error:
-        raise AccessDenied(f"{what}: {error}") from None
-    except BotoCoreError as error:
-        raise FetchError(f"{what}: {error}") from None
+        raise AccessDenied(f"{what}: {error}: set both keys, or neither") from None
+    except (BotoCoreError, ValueError) as error:
+        raise settings_error(what, error, "AWS_", otherwise=remedy) from None
 
 
 def _of_answer(what: str, error: ClientError) -> FetchError:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen.fetch.errors import FetchError
+from fastgen.fetch.errors import FetchError, settings_error
 from fastgen.fetch.remote import RemoteFiles
 
 _HUB: Final = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(/(?P<file>\S+\.gguf))?", re.ASCII)
@@ -38,10 +38,15 @@ class Source:
 
         Raises:
             NotASource: the text has none of `FORMS`.
+            FetchError: an environment variable of the source's library has a value that it cannot use.
         """
         # Each imports its own slow library.
         if (match := _HUB.fullmatch(self.text)) is not None:
-            from fastgen.fetch.hub import HubRemote
+            try:
+                from fastgen.fetch.hub import HubRemote
+            except ValueError as error:
+                remedy = "correct HF_ENDPOINT or another variable HF_*"
+                raise settings_error(self.text, error, "HF_", otherwise=remedy) from None
 
             return HubRemote(match["repository"], match["file"], self.revision, timeout)
         if (match := _S3.fullmatch(self.text)) is not None:

@@ -39,9 +39,12 @@ def download_model(model: str) -> Path:
             cached.
     """
     # Imported here, because models on disk do not need it.
-    import huggingface_hub
-    from huggingface_hub import constants, errors
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants, errors
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+    except ValueError as error:
+        raise ModelError(f"model {model}: {first_line(error)}: correct HF_ENDPOINT or another variable HF_*") from None
 
     match = _NAME.fullmatch(model)
     assert match is not None
@@ -70,7 +73,7 @@ def download_model(model: str) -> Path:
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached"
         raise ModelError(f"model {model}: not cached, and {reason}: give a path, or download it first") from None
-    except OSError as error:
+    except Exception as error:  # of the disk, the connection, or a variable that neither library checks
         raise ModelError(
             f"model {model}: cannot be downloaded from {constants.ENDPOINT}: {first_line(error)}"
         ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -221,6 +222,42 @@ def test_a_folder_without_weights_or_configuration_is_not_a_model() -> None:
         rest = [file for file in OFFERED if file.name != missing]
         with pytest.raises(SourceNotFound, match="holds no"):
             select_model("s", rest)
+
+
+ABSOLUTE = ("/config.json", "/", "")
+UPWARDS = ("..", "a/..", "../config.json", "a/../config.json")
+NAMELESS = ("a/", ".", "a/.", "a\0.json", "\ud800.json")
+
+
+@pytest.mark.parametrize("path", [*ABSOLUTE, *UPWARDS, *NAMELESS])
+def test_a_path_that_names_no_file_of_the_source_is_rejected_by_name(path: str) -> None:
+    with pytest.raises(FetchError, match="whose path cannot be used") as caught:
+        file_of(path, b"x")
+    assert str(caught.value).startswith(repr(path))
+    assert str(caught.value).isprintable()
+
+
+@given(st.text(alphabet=st.sampled_from(["a", ".", "/", "\\", "~", "\0", "\n", "é", "\ud800"]), max_size=8))
+def test_no_file_is_written_outside_its_folder(path: str) -> None:
+    try:
+        file = file_of(path, b"x")
+    except FetchError:
+        return
+    folder = Path("/models/one")
+    assert Path(os.path.abspath(folder / file.name)).parent == folder
+    assert Path(os.path.abspath(ModelFolder(folder).part(file))).parent == folder / ".fastgen"
+    os.fsencode(file.name)
+
+
+@pytest.mark.parametrize("name", ["..", "a\0.json"])
+def test_a_source_with_such_a_path_ends_with_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FetchError, match="whose path cannot be used"):
+        run(FakeRemote({**CONTENTS, f"models/{name}": b""}), tmp_path / "one")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_an_error_is_one_line_whatever_the_source_says() -> None:
+    assert str(FetchError("s3://a: <\n\x1b[31m>")) == "s3://a: <\\n\\x1b[31m>"
 
 
 def test_progress_is_logged_periodically() -> None:

@@ -25,10 +25,11 @@ def read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
-        text = content.decode("utf-8")
+        # What is cut, perhaps inside a character, is not decoded.
+        text = content.decode("utf-8") if len(content) <= _MOST_BYTES else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from None
-    if len(content) > _MOST_BYTES:
+    if text is None:
         raise ConfigError(
             f"{path}: has more than {_MOST_BYTES >> 20} MiB, the limit for configuration and tokenizer files"
         )

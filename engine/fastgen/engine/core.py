@@ -254,14 +254,18 @@ class Engine:
                 # The runner may have applied the step's updates to its row or not: the sequence gets a new one.
                 self._step_inputs.release(sequence)
         plan, ended = failed.plan, self._scheduler.reduce_steps(failed.plan)
+        if plan.num_tokens > 1:
+            consequence = "the next steps will be smaller"
+        elif ended is None:
+            consequence = f"its only request, {plan.sequences[0].id}, had already ended"
+        else:
+            consequence = f"request {ended.id} ends, because the step had only one token"
         log.warning(
             "a step of %d tokens, %d sequences, ran out of memory (%s); %s",
             plan.num_tokens,
             len(plan.sequences),
             failed.out_of_memory,
-            "the next steps will be smaller"
-            if ended is None
-            else f"request {ended.id} ends, because the step had only one token",
+            consequence,
         )
         release_cached_memory()
         return [] if ended is None else self._ends([ended])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fastgen.config import ConfigError
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.config.architecture import MOST_LAYERS, ModelArchitecture
+from fastgen.model.config.end_tokens import eos_token_ids
 from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
@@ -102,15 +104,23 @@ def _native(
     """Return the architecture of a native model, or None if transformers' code may run the model.
 
     Raises:
-        ModelError: naming the unsupported field.
+        ModelError: naming the file and the unsupported field.
     """
-    try:
+    with _faults_of("generation_config.json"):
+        generation_ends = eos_token_ids(generation_config.get("eos_token_id"))
+    with _faults_of("config.json"):
         if is_native(config):
-            return architecture_from_huggingface(config, generation_config, tokenizer_end)
+            return architecture_from_huggingface(config, generation_ends, tokenizer_end)
         _check_for_transformers(Fields(config))
-    except ModelError as error:
-        raise ModelError(f"config.json: {error}") from None
     return None
+
+
+@contextmanager
+def _faults_of(file: str) -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}") from None
 
 
 def _check_for_transformers(fields: Fields) -> None:
@@ -133,3 +143,4 @@ def _check_for_transformers(fields: Fields) -> None:
         raise ModelError(f"architectures is {shown(classes)}: only causal language models are supported")
     for name in _LAYER_COUNTS:
         fields.integer(name, 1, most=MOST_LAYERS)
+    eos_token_ids(fields.value("eos_token_id"))

@@ -231,6 +231,35 @@ def test_the_failed_step_is_reported_and_counted_nowhere_else() -> None:
     assert [len(report.step.queue_seconds) for report in reports] == [0, 1, 0], "the queue time is that of the retry"
 
 
+def test_the_log_says_what_follows_a_step_without_memory(caplog: pytest.LogCaptureFixture) -> None:
+    failing = [True]
+    runner = ShortOfMemory(16, BLOCK, fails=lambda _step, _where: bool(failing and failing.pop()))
+    engine = make_engine(runner, token_budget=16, max_sequences=4)
+    engine.add(request("several", max_tokens=1))
+    tokens_of(engine)
+    assert caplog.messages[-1].endswith("; the next steps will be smaller")
+    failing.append(True)
+    engine.add(request("alone", prompt=1))
+    tokens_of(engine)
+    assert caplog.messages[-1].endswith("; request alone ends, because the step had only one token")
+
+
+def test_the_log_names_a_request_that_had_ended_before_its_step_ran_out_of_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing: list[bool] = []
+    runner = ShortOfMemory(
+        16, BLOCK, steps_in_flight=2, fails=lambda _step, where: where == "result" and bool(failing and failing.pop())
+    )
+    engine = make_engine(runner, token_budget=16, max_sequences=4)
+    engine.add(request("gone", prompt=1))
+    engine.step()
+    engine.cancel("gone")
+    failing.append(True)
+    tokens_of(engine)
+    assert caplog.messages[-1].endswith("; its only request, gone, had already ended")
+
+
 def test_other_errors_are_not_retried() -> None:
     class Broken(SimulatedRunner):
         def launch(self, _step: StepInput) -> SimulatedTicket:

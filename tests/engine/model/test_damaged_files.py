@@ -375,6 +375,12 @@ def test_files_over_the_limit_are_rejected_by_name(copied: Path, name: str) -> N
     assert f"{name}: has more than 64 MiB" in reason
 
 
+def test_a_file_over_the_limit_is_rejected_for_its_size_where_the_limit_cuts_a_character(copied: Path) -> None:
+    reason = with_file(copied, "config.json", b" " * (64 << 20) + "é".encode())
+    assert reason is not None
+    assert "has more than 64 MiB" in reason
+
+
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_half_a_surrogate_pair_is_rejected_by_name(copied: Path, name: str) -> None:
     reason = with_file(copied, name, b'{"a": "\\ud800"}')

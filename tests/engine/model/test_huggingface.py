@@ -138,11 +138,14 @@ def test_end_tokens_come_from_three_files(
 
 @pytest.mark.parametrize("damaged", ["</s>", [[2]], True, 2.5, {"id": 2}])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_damaged_end_tokens_are_rejected_by_name(folder: Path, file: str, damaged: Any) -> None:
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_damaged_end_tokens_are_rejected_by_name(folder: Path, family: str, file: str, damaged: Any) -> None:
+    edit_config(folder, model_type=family, architectures=None)
     described = json.loads((folder / file).read_text())
     (folder / file).write_text(json.dumps(described | {"eos_token_id": damaged}))
-    with pytest.raises(ModelError, match=r"eos_token_id .*expected an integer or a list of integers"):
+    with pytest.raises(ModelError, match=rf": {file}: eos_token_id is .*expected an integer or a list of") as caught:
         ModelSource.open(str(folder))
+    assert str(caught.value).count(".json") == 1, "the other file is not at fault"
 
 
 @pytest.fixture

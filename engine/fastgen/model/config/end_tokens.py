@@ -15,20 +15,20 @@ from fastgen.model import ModelError
 from fastgen.model.config.fields import shown
 
 
-def end_tokens(of_config: Any, of_generation_config: Any, of_tokenizer: int | None) -> frozenset[int]:
-    """Return the end tokens for both files' `eos_token_id` and the id of the tokenizer's `eos_token`.
+def end_tokens(
+    of_config: frozenset[int], of_generation_config: frozenset[int], of_tokenizer: int | None
+) -> frozenset[int]:
+    """Return the end tokens for both files' `eos_token_id` and the id of the tokenizer's `eos_token`."""
+    return (of_generation_config or of_config).union([] if of_tokenizer is None else [of_tokenizer])
+
+
+def eos_token_ids(value: Any) -> frozenset[int]:
+    """Return the tokens of an `eos_token_id`; negative ones name no token.
 
     Raises:
-        ModelError: if an `eos_token_id` is neither an id nor a list of ids.
+        ModelError: if it is neither an id nor a list of ids.
     """
-    configured = _token_ids(of_config, "eos_token_id")
-    generating = _token_ids(of_generation_config, "eos_token_id of generation_config.json")
-    return (generating or configured).union([] if of_tokenizer is None else [of_tokenizer])
-
-
-def _token_ids(value: Any, name: str) -> frozenset[int]:
-    """Return the tokens of an `eos_token_id`; negative ones name no token."""
     entries = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(entry) is int for entry in entries):
-        raise ModelError(f"{name} is {shown(value)}: expected an integer or a list of integers")
+        raise ModelError(f"eos_token_id is {shown(value)}: expected an integer or a list of integers")
     return frozenset(entry for entry in entries if entry >= 0)

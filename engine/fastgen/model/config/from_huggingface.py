@@ -10,7 +10,7 @@ from typing import Any
 
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import Activation, ModelArchitecture
-from fastgen.model.config.end_tokens import end_tokens
+from fastgen.model.config.end_tokens import end_tokens, eos_token_ids
 from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.huggingface_families import FAMILIES, Family
 from fastgen.model.config.rope import longest_sequence
@@ -24,13 +24,13 @@ _KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric":
 
 
 def architecture_from_huggingface(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None, tokenizer_end: int | None = None
+    config: Mapping[str, Any], generation_ends: frozenset[int] | None, tokenizer_end: int | None = None
 ) -> ModelArchitecture:
     """Return the architecture that the config.json of a native family describes (see `is_native`).
 
     Args:
         config: content of config.json.
-        generation_config: content of generation_config.json, if any.
+        generation_ends: end tokens of generation_config.json, if there is one.
         tokenizer_end: id of the tokenizer's `eos_token`; None if it has none. See `end_tokens`.
 
     Raises:
@@ -40,7 +40,7 @@ def architecture_from_huggingface(
     fields = Fields(config, defaults=family.defaults)
     try:
         _check_common(family, fields)
-        architecture = _describe(family, fields, generation_config or {}, tokenizer_end)
+        architecture = _describe(family, fields, generation_ends or frozenset(), tokenizer_end)
         reject_unserved_fields(fields)
     except ArithmeticError as error:  # numbers that are valid one by one
         raise ModelError(f"rotary positions or sizes cannot be computed ({error})") from None
@@ -48,7 +48,7 @@ def architecture_from_huggingface(
 
 
 def _describe(
-    family: Family, fields: Fields, generation_config: Mapping[str, Any], tokenizer_end: int | None
+    family: Family, fields: Fields, generation_ends: frozenset[int], tokenizer_end: int | None
 ) -> ModelArchitecture:
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", hidden // heads)
@@ -58,7 +58,7 @@ def _describe(
     features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     has_head = family.base_class not in (fields.texts("architectures") or ())
     vocab_size = fields.integer("vocab_size")
-    ends = end_tokens(fields.value("eos_token_id"), generation_config.get("eos_token_id"), tokenizer_end)
+    ends = end_tokens(eos_token_ids(fields.value("eos_token_id")), generation_ends, tokenizer_end)
     return ModelArchitecture(
         name=fields.text("model_type"),
         vocab_size=vocab_size,

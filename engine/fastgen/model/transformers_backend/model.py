@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.config.end_tokens import end_tokens
+from fastgen.model.config.end_tokens import end_tokens, eos_token_ids
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.transformers_backend.paged_attention import StepContext, bind
@@ -114,8 +114,8 @@ class TransformersModel:
         return calls
 
 
-def _end_of(config: Any) -> Any:
-    return getattr(config, "eos_token_id", None)
+def _end_of(config: Any) -> frozenset[int]:
+    return eos_token_ids(getattr(config, "eos_token_id", None))
 
 
 @dataclass

@@ -413,6 +413,9 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for setting in SERVER_SETTINGS:
             setting.check(getattr(self, setting.name))
+        for name in self.served_model_names:
+            if not is_utf8(name):
+                raise ConfigError(f"--served-model-name {name}: must be in UTF-8: choose another name")
 
 
 ENGINE_SETTINGS: tuple[Setting, ...] = settings_of(EngineConfig)

@@ -79,6 +79,12 @@ def test_an_invalid_flag_gives_a_one_line_error(
     assert said in refuse(capsys, command, "model.gguf", *prompt, *flags)
 
 
+@pytest.mark.parametrize("flags", [["\udcff.gguf"], ["model.gguf", "--served-model-name", "a", "\udcff"]])
+def test_a_name_that_is_not_utf8_gives_a_one_line_error(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    """Neither responses nor messages to the engine could hold it."""
+    assert "in UTF-8" in refuse(capsys, "serve", *flags)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

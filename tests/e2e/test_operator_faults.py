@@ -1,4 +1,4 @@
-"""What a tenant, a missing right and a paused leader do to the operator of a real cluster: others are served on."""
+"""What tenants, a missing right and a paused leader do to the operator of a real cluster: others are served on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cluster import pod_faults
+from cluster import pod_faults, standin
+from cluster.archive import write
 from cluster.bed import Bed
 from cluster.demo import LEASE, RELEASE, SYSTEM, install
 from harness.chart import CLUSTER_NAME
@@ -22,6 +25,22 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 OPERATOR = f"deployment/{RELEASE}-operator"
+# Answers a scrape with one metric of 10,000 labels, within the most bytes of a response.
+HOSTILE = b"""
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+METRICS = b"fastgen_kv_cache_tokens{" + b",".join(b'a%d="b"' % n for n in range(10_000)) + b"} 1\\n"
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = METRICS if self.path.startswith("/metrics") else b"ok"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +167,35 @@ def test_a_leader_paused_beyond_its_lease_writes_nothing_when_it_goes_on(bed: Be
         scale(namespace, 1)
     finally:
         install(bed)
+
+
+def test_replicas_with_hostile_metrics_delay_no_autoscaling_of_others(
+    bed: Bed, namespace: ServedNamespace, tmp_path: Path
+) -> None:
+    own = standin.image()
+    hostile = replace(
+        own,
+        name="docker.io/library/hostile:test",
+        entrypoint=[own.entrypoint[0], "/hostile.py"],
+        files={**own.files, "/hostile.py": HOSTILE},
+    )
+    write(hostile, tmp_path / "hostile.tar")
+    bed.load_image(hostile.name, tmp_path / "hostile.tar")
+    engine = {"device": "cpu", "image": hostile.name}
+    namespace.apply(manifest("evil", engine=engine, autoscaling={"minReplicas": 4, "maxReplicas": 4}))
+    autoscaling = {"minReplicas": 1, "maxReplicas": 2}
+    namespace.apply(manifest("chat", autoscaling=autoscaling))
+    namespace.wait_condition("Ready", "True", name="evil")
+    namespace.wait_condition("Ready", "True")
+    failed = ("fastgen_operator_scrape_failures_total", "TooLarge")
+    eventually(lambda: metrics(bed).get(failed, 0) >= 20, within=120, what="scrapes of the hostile replicas")
+    namespace.wait_condition("ScalingActive", "True", "Active")
+    namespace.patch("fgd/chat", {"spec": {"autoscaling": {"minReplicas": 2}}})
+
+    def decided() -> bool:
+        return bool(namespace.get("fgd", "chat")["status"]["autoscaling"]["desiredReplicas"] == 2)
+
+    eventually(decided, within=15, what="a decision")
+    namespace.wait_condition("Ready", "True")
+    namespace.wait_condition("ScalingActive", "True", "Active")
+    assert restarts(bed) == 0

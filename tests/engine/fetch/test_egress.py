@@ -62,7 +62,7 @@ def test_an_unknown_authority_is_named_with_the_remedy_without_a_retry(
     ended = download(tmp_path / "one", secure_hub[0], PodSettings())
     assert ended.code == 1
     assert "CERTIFICATE_VERIFY_FAILED" in ended.last
-    assert "egress.caBundle of the operator's chart" in ended.last
+    assert "egress.caBundle in the operator's chart" in ended.last
     assert "trying again" not in ended.output
 
 
@@ -79,4 +79,4 @@ def test_an_object_store_is_reached_in_the_same_way(tmp_path: Path, proxy: Tunne
         assert ended.code == 4, "the hub refuses a request without a token"
         assert set(proxy.targets) == {url.removeprefix("https://")}
         ended = fetch(*arguments, AWS_ENDPOINT_URL=url, NO_PROXY="", HTTPS_PROXY=proxy.url)
-        assert "egress.caBundle of the operator's chart" in ended.last
+        assert "egress.caBundle in the operator's chart" in ended.last

@@ -15,12 +15,13 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import CompletedTicket
+from fastgen.settings import EngineConfig
 
 # Tokens per step, tokens per second in such steps.
 RATES = ((8, 156), (16, 292), (32, 450), (64, 594), (128, 720), (256, 849), (512, 881))

@@ -20,7 +20,8 @@ environment.prepare()
 
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
-from fastgen.core.request import Request, SamplingParams  # noqa: E402
+from fastgen.core.request import Request  # noqa: E402
+from fastgen.core.sampling_params import SamplingParams  # noqa: E402
 from fastgen.core.sequence import Sequence  # noqa: E402
 from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.kernels.cpu import environment
 from fastgen.model.source import ModelSource
 from fastgen.text.grammars.compiled import CompiledGrammars

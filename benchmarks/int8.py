@@ -17,7 +17,6 @@ from paired_timing import NUM_THREADS, clock, quartiles  # isort: skip  (before 
 import torch
 from forward_pass import BLOCK_SIZE, Scenario, make_plan
 
-from fastgen.config import EngineConfig
 from fastgen.core.step_plan import StepPlan
 from fastgen.kv_cache.memory import trim_heap
 from fastgen.kv_cache.tensors import KVCache
@@ -27,6 +26,7 @@ from fastgen.model.native import load_on_cpu
 from fastgen.model.processor import choose_cpu_dtype, describe_processor
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInputBuilder
+from fastgen.settings import EngineConfig
 
 ROWS = (1, 4, 8, 16, 32, 64, 256)
 

@@ -13,14 +13,15 @@ import random
 import statistics
 import time
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import CompletedTicket, Runner
 from fastgen.runner.loader import load_runner
+from fastgen.settings import EngineConfig
 
 TOKEN_IDS = range(1000, 40000)
 

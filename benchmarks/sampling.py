@@ -21,7 +21,7 @@ environment.prepare()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402  (OpenMP reads the environment when it is imported)
 
-from fastgen.core.request import SamplingParams  # noqa: E402
+from fastgen.core.sampling_params import SamplingParams  # noqa: E402
 from fastgen.core.sequence import RowParameters  # noqa: E402
 from fastgen.sampling.host_sampler import HostSampler  # noqa: E402
 

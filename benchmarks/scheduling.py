@@ -20,10 +20,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.chunking import AutomaticTarget, Chunker
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_model import StepModel
@@ -32,6 +32,7 @@ from fastgen.engine.core import Engine
 from fastgen.model.forward_input import HostRows
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.interface import CompletedTicket
+from fastgen.settings import EngineConfig
 
 BLOCK_SIZE = 64
 VOCABULARY = 30_000

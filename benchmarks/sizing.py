@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kv_cache.sizing import (
     KVShape,
     gpu_cache_memory,
@@ -19,6 +18,7 @@ from fastgen.kv_cache.sizing import (
 )
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
+from fastgen.settings import ConfigError, EngineConfig
 
 GIB = 1 << 30
 # GiB of a GPU as CUDA reports them, rounded down: L4 and A10; A100-40GB; L40S; A100-80GB and H100; H200.

@@ -21,7 +21,7 @@ import urllib.request
 from pathlib import Path
 
 from fastgen.model.source import ModelSource
-from fastgen.settings import parse_size
+from fastgen.setting_fields import parse_size
 
 MIB = 1 << 20
 

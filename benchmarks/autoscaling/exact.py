@@ -8,14 +8,15 @@ import numpy as np
 
 from benchmarks.autoscaling.device import Device
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.stats import SchedulerStats
 from fastgen.core.step_output import StepOutput
 from fastgen.core.step_times import StepWork
 from fastgen.engine.core import Engine as RealEngine
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import Mask
+from fastgen.settings import EngineConfig
 
 _BLOCK = 64
 

@@ -22,7 +22,7 @@ from triton.runtime.jit import KernelInterface
 from benchmarks.gpu.models import Ours
 from benchmarks.gpu.sizes import TINY, ModelSize
 from benchmarks.gpu.steps import Steps
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.kernels.gpu.operators import launch_function
 
 # They allocate without writing.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.sizes import ModelSize
-from fastgen.config import EngineConfig
 from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate
 from fastgen.engine.core import Engine
@@ -25,6 +24,7 @@ from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weights import DecoderWeights
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.graphs import CUDAGraphCapture, GraphCapture, token_counts
+from fastgen.settings import EngineConfig
 
 # Standard deviation of matrices, as transformers initialises them.
 _DEVIATION = 0.02

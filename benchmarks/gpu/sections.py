@@ -23,7 +23,8 @@ from benchmarks.gpu.timing import call_seconds, device_seconds
 from fastgen.bench.in_process import run_in_process
 from fastgen.bench.results import percentile
 from fastgen.bench.workload import Workload
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
 from fastgen.kv_cache.sizing import KVShape

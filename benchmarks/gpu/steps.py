@@ -10,7 +10,8 @@ from collections.abc import Sequence as SequenceOf
 from itertools import pairwise
 
 from benchmarks.gpu.models import Ours
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model.step_input import StepInputBuilder

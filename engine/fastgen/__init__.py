@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastgen.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from fastgen.core.request import Grammar, SamplingParams
+    from fastgen.core.sampling_params import Grammar, SamplingParams
     from fastgen.llm.llm import LLM
     from fastgen.mii.client import client
     from fastgen.mii.pipeline import pipeline
@@ -19,8 +19,8 @@ __all__ = ["LLM", "Grammar", "SamplingParams", "__version__", "client", "pipelin
 # No name here may also be a submodule: importing the submodule would replace the attribute.
 _MODULES = {
     "LLM": "fastgen.llm.llm",
-    "Grammar": "fastgen.core.request",
-    "SamplingParams": "fastgen.core.request",
+    "Grammar": "fastgen.core.sampling_params",
+    "SamplingParams": "fastgen.core.sampling_params",
     "client": "fastgen.mii.client",
     "pipeline": "fastgen.mii.pipeline",
     "serve": "fastgen.mii.server",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 # The largest are indexes of checkpoints with many experts, of a few megabytes, and tokenizers with their merges.
 _MOST_BYTES = 64 << 20

@@ -1,182 +1,428 @@
-"""Definition and validation of settings."""
+"""All settings of the engine and the server: type, default, bounds, unit and help.
+
+The command line, the CRD's defaults and the reference page are generated from `ENGINE_SETTINGS` and `SERVER_SETTINGS`.
+Of the engine, this module imports only `fastgen.setting_fields`, so the operator can import it without torch.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
 
-Kind = Literal["int", "ints", "bytes", "choice", "switch", "text"]
+from fastgen.setting_fields import (
+    ConfigError,
+    Setting,
+    is_utf8,
+    parse_ints,
+    parse_size,
+    parsed_settings,
+    setting_field,
+    settings_of,
+)
 
-_PART = 800  # characters at each end of an error message that are always shown
+__all__ = [
+    "DEFAULT_TOKEN_BUDGET",
+    "ENGINE_SETTINGS",
+    "POOLINGS",
+    "REASONING_PARSERS",
+    "SERVER_SETTINGS",
+    "TASKS",
+    "TOOL_FORMATS",
+    "ConfigError",
+    "EngineConfig",
+    "ServerConfig",
+    "Setting",
+    "default_model_name",
+    "parse_size",
+    "parsed_settings",
+]
+
+TASKS = ("auto", "generate", "embed", "score")
+POOLINGS = ("auto", "last", "mean")
+REASONING_PARSERS = ("auto", "think", "none")
+# Tool-call formats: the class of each in `fastgen.text.tools`, which only the HTTP process imports.
+TOOL_FORMATS = {
+    "hermes": "hermes.Hermes",
+    "qwen3_coder": "qwen3_coder.Qwen3Coder",
+    "llama3_json": "plain_json.Llama3Json",
+    "mistral": "mistral.Mistral",
+    "json": "plain_json.PlainJson",
+}
+# By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
+DEFAULT_TOKEN_BUDGET: dict[str, int | str] = {"cpu": 256, "cuda": "auto"}
+# Tokens of the largest step that `--token-budget auto` measures, unless `--max-sequences` is larger.
+_MOST_TOKENS_MEASURED = {"cpu": 1024, "cuda": 8192}
 
 
-class ConfigError(ValueError):
-    """An invalid setting or model. The message is one line that names the setting or file and the remedy.
-
-    Commands print it and exit with code 2.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
-
-
-def one_line(message: str) -> str:
-    """Return an error message as one line of bounded length.
-
-    It may quote a file or a server, so characters that are not printable are escaped, and the middle of a message of
-    more than 1600 characters is left out.
-    """
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    return line if len(line) <= 2 * _PART else f"{line[:_PART]} … {line[-_PART:]}"
-
-
-def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded: arguments and JSON may have half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: a dataclass field, a command-line flag and, for some, a CRD field.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
 
     Attributes:
-        name: field name of the config dataclass.
-        kind: "int", "ints" (a text such as "16,32"), "bytes", "choice", "switch" (on or off) or "text".
-        default: None if there is none, or if it is derived at start; `help` then says how.
-        minimum, maximum: inclusive bounds of an int, a size or each number of ints; None for no bound.
-        choices: allowed values of a choice.
-        words: values that are accepted besides numbers, for example "auto".
-        unit: unit of an int or a size, or "".
-        help: description shown to users.
+        model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
+
+    Raises:
+        ConfigError: if a value is not allowed or contradicts another.
     """
 
-    name: str
-    kind: Kind
-    default: Any
-    help: str
-    minimum: int | None = None
-    maximum: int | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    unit: str = ""
-
-    @property
-    def flag(self) -> str:
-        """The command-line spelling, for example `--token-budget`."""
-        return "--" + self.name.replace("_", "-")
-
-    def check(self, value: Any) -> None:
-        """Raise ConfigError if `value` is not allowed. Switches and texts are not checked."""
-        if (value is None and self.default is None) or value in self.words:
-            return
-        if self.kind == "choice" and value not in self.choices:
-            raise ConfigError(f"{self.flag} {value}: choose one of {', '.join(self.choices)}")
-        words = "".join(f"{word} or " for word in self.words)
-        if self.kind == "ints":
-            try:
-                numbers = parse_ints(value)
-            except (ValueError, AttributeError):
-                raise ConfigError(
-                    f"{self.flag} {value}: must be {words}whole numbers with commas between them, for example 16,32"
-                ) from None
-            for number in numbers:
-                self._check_bounds(number)
-        if self.kind in ("int", "bytes"):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
-            self._check_bounds(value)
-        if self.kind == "switch" and not isinstance(value, bool):
-            raise ConfigError(f"{self.flag} {value}: must be true or false")
-        if self.kind == "text" and not isinstance(value, str):
-            raise ConfigError(f"{self.flag} {value}: must be a text")
-
-    def _check_bounds(self, number: int) -> None:
-        if self.minimum is not None and number < self.minimum:
-            raise ConfigError(f"{self.flag} {number}: must be at least {self.minimum}")
-        if self.maximum is not None and number > self.maximum:
-            raise ConfigError(f"{self.flag} {number}: must be at most {self.maximum}")
-
-
-def setting_field(
-    default: Any,
-    help: str,
-    *,
-    kind: Kind = "int",
-    minimum: int | None = None,
-    maximum: int | None = None,
-    choices: tuple[str, ...] = (),
-    words: tuple[str, ...] = (),
-    unit: str = "",
-) -> Any:
-    """Return a dataclass field that holds a setting; the arguments are attributes of `Setting`."""
-    metadata = {
-        "kind": kind,
-        "help": help,
-        "minimum": minimum,
-        "maximum": maximum,
-        "choices": choices,
-        "words": words,
-        "unit": unit,
-    }
-    return field(default=default, metadata=metadata)
-
-
-def settings_of(cls: type) -> tuple[Setting, ...]:
-    """Return the settings of a config dataclass, in field order."""
-    return tuple(
-        Setting(name=f.name, default=None if f.default is MISSING else f.default, **f.metadata)
-        for f in fields(cls)
-        if f.metadata
+    model: str
+    device: str = setting_field(
+        "cpu", "Device to run on. There is no fallback to another device.", kind="choice", choices=("cpu", "cuda")
+    )
+    dtype: str = setting_field(
+        "auto",
+        "Data type of the computation, of weights that are not quantized and, unless --kv-cache-dtype is fp8, of the "
+        "KV cache. auto: bfloat16 on cuda, and on a cpu with AMX-BF16 or AVX512-BF16; float32 on any other cpu.",
+        kind="choice",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = setting_field(
+        "none",
+        "Quantization of the linear layers. int8 takes a quarter of the memory of float32 and decodes faster, with a "
+        "small loss of accuracy; on processors with AVX512-VNNI products quantise activations too. cpu only.",
+        kind="choice",
+        choices=("none", "int8"),
+    )
+    kv_cache_dtype: str = setting_field(
+        "auto",
+        "Type of the keys and values in the KV cache. auto is the type of the computation; fp8 (float8_e4m3fn) holds "
+        "twice as many tokens as bfloat16, with a small loss of accuracy. fp8: cuda only, compute capability 8.9 or "
+        "higher.",
+        kind="choice",
+        choices=("auto", "fp8"),
+    )
+    token_budget: int | str | None = setting_field(
+        None,
+        "Maximum tokens per step: one for each decoding sequence, the rest for prompt chunks. auto measures step times "
+        "at start and picks the fewest tokens that reach 95% of peak throughput, or fewer if an inter-token target in "
+        "milliseconds requires it. Default: 256 on cpu, auto on cuda.",
+        minimum=1,
+        maximum=65536,
+        words=("auto",),
+        unit="tokens",
+    )
+    inter_token_target: int | str = setting_field(
+        "auto",
+        "Target inter-token latency in milliseconds. While sequences decode, a step takes only as many prompt tokens "
+        "as fit into this time, but at least 16. auto derives the target from measured step times, and exceeds it to "
+        "keep up with demand; off fills every step to the token budget.",
+        minimum=1,
+        maximum=60000,
+        words=("auto", "off"),
+        unit="milliseconds",
+    )
+    chunking: str = setting_field(
+        "even",
+        "How prompts are split into chunks. even spreads the pending prompt tokens evenly over the steps they need; "
+        "greedy fills each step.",
+        kind="choice",
+        choices=("even", "greedy"),
+    )
+    prefix_caching: bool = setting_field(
+        True,
+        "Keep the KV of prompts and generated tokens while there is room; reuse it for prompts with the same prefix.",
+        kind="switch",
+    )
+    preemption: str = setting_field(
+        "auto",
+        "How a sequence is preempted when KV blocks run out. recompute drops its KV and computes it again later; swap "
+        "copies it to host memory and back; auto picks the cheaper one for each sequence.",
+        kind="choice",
+        choices=("auto", "recompute", "swap"),
+    )
+    swap_space: int = setting_field(
+        0,
+        "Host memory for the KV of swapped sequences, for example 4GiB. 0 disables swapping.",
+        kind="bytes",
+        minimum=0,
+        unit="bytes",
+    )
+    max_sequences: int | None = setting_field(
+        None,
+        "Maximum running sequences. At most the token budget, because each decoding sequence takes one token per "
+        "step. Default: 256, or the token budget if that is smaller.",
+        minimum=1,
+        maximum=4096,
+        unit="sequences",
+    )
+    max_model_length: int | None = setting_field(
+        None,
+        "Maximum prompt plus generated tokens of one request. Default: the model's limit (with LongRoPE, the original "
+        "context length), or the capacity of the KV cache if that is smaller.",
+        minimum=1,
+        maximum=1 << 24,
+        unit="tokens",
+    )
+    block_size: int = setting_field(
+        64,
+        "Tokens per block of the paged KV cache. A power of two.",
+        minimum=16,
+        maximum=256,
+        unit="tokens",
+    )
+    kv_cache_memory: int | None = setting_field(
+        None,
+        "Memory for the KV cache, for example 2GiB. Default: derived from the memory percentage.",
+        kind="bytes",
+        minimum=1,
+        unit="bytes",
+    )
+    memory_percent: int = setting_field(
+        90,
+        "Percentage of memory for the KV cache. On cpu: of what the weights leave of the container's memory limit, or "
+        "of the machine's memory without a limit, and then at most 4 GiB. On cuda: of the GPU's memory, weights and "
+        "working memory included.",
+        minimum=1,
+        maximum=100,
+        unit="percent",
+    )
+    cuda_graphs: str = setting_field(
+        "auto",
+        "Token counts of steps that are captured as CUDA graphs, for example 1,2,4,8. A step is padded to the next "
+        "count; larger steps run without a graph. Counts above the token budget are lowered to it. auto captures up to "
+        "60 counts, to the token budget but at most to 4096; off captures none. cuda only.",
+        kind="ints",
+        minimum=1,
+        maximum=65536,
+        words=("auto", "off"),
+        unit="tokens",
     )
 
+    def __post_init__(self) -> None:
+        for setting in ENGINE_SETTINGS:
+            setting.check(getattr(self, setting.name))
+        if not isinstance(self.model, str) or not is_utf8(self.model):
+            raise ConfigError(f"model {self.model!r}: must be a path or name in UTF-8: rename it")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"--block-size {self.block_size}: must be a power of two, for example 64")
+        if self.preemption == "swap" and not self.swap_space:
+            raise ConfigError("--preemption swap: no host memory to swap to: set --swap-space, for example 4GiB")
+        if self.quantization != "none" and self.device != "cpu":
+            raise ConfigError(f"--quantization {self.quantization}: supported on --device cpu only: remove it")
+        if self.kv_cache_dtype != "auto" and self.device != "cuda":
+            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype}: supported on --device cuda only: remove it")
+        if self.graph_token_counts and self.device != "cuda":
+            raise ConfigError(f"--cuda-graphs {self.cuda_graphs}: supported on --device cuda only: remove it")
+        if isinstance(self.budget, int) and self.max_sequences is not None and self.max_sequences > self.budget:
+            raise ConfigError(
+                f"--max-sequences {self.max_sequences}: must be at most --token-budget {self.budget}, "
+                "because each decoding sequence takes one token of every step"
+            )
 
-def parse_ints(text: str) -> tuple[int, ...]:
-    """Return the distinct numbers of a text such as `16,32`, ascending.
+    @property
+    def budget(self) -> int | str:
+        """`token_budget` or the device's default: a number, or "auto" if calibration is to find it."""
+        return DEFAULT_TOKEN_BUDGET[self.device] if self.token_budget is None else self.token_budget
+
+    @property
+    def sequence_limit(self) -> int:
+        """`max_sequences` or its default."""
+        return min(256, self.most_tokens) if self.max_sequences is None else self.max_sequences
+
+    @property
+    def graph_token_counts(self) -> tuple[int, ...]:
+        """The numbers in `cuda_graphs`, ascending; empty for `auto` and `off`."""
+        return () if self.cuda_graphs in ("auto", "off") else parse_ints(self.cuda_graphs)
+
+    @property
+    def most_tokens(self) -> int:
+        """The token budget, or the largest that calibration may choose."""
+        if isinstance(self.budget, int):
+            return self.budget
+        return max(_MOST_TOKENS_MEASURED[self.device], self.max_sequences or 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the HTTP server in front of one engine.
+
+    Attributes:
+        host, port: address to listen on; port 0 chooses a free one.
+        served_model_names: names that requests may use; metrics have the first. Empty: the model's default name.
 
     Raises:
-        ValueError: if it is not a list of numbers.
+        ConfigError: if a value is not allowed.
     """
-    return tuple(sorted({int(number) for number in text.split(",")}))
+
+    host: str = "::"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    max_queued_requests: int = setting_field(
+        1024,
+        "Maximum queued requests. Further requests are rejected with 429 and Retry-After.",
+        minimum=0,
+        maximum=1 << 20,
+        unit="requests",
+    )
+    api_processes: int = setting_field(
+        1,
+        "Processes that serve HTTP in front of the engine process. One sends some 20,000 tokens per second; each "
+        "further one needs a processor core and the memory of a tokenizer.",
+        minimum=1,
+        maximum=64,
+        unit="processes",
+    )
+    api_key_file: str | None = setting_field(
+        None,
+        "File with the accepted API keys, one per line; reloaded when it changes. The environment variable "
+        "FASTGEN_API_KEY adds keys, separated by commas. Without any key, requests are not authenticated.",
+        kind="text",
+    )
+    cache_isolation: str = setting_field(
+        "key",
+        "Which requests share cached prefixes. key: only requests with the same API key, so that cached_tokens and the "
+        "time to the first token tell a client nothing about the prompts of other keys; none: all requests, as far as "
+        "their cache_salt is equal. Both are the same with one API key, or without any.",
+        kind="choice",
+        choices=("key", "none"),
+    )
+    allowed_origins: str | None = setting_field(
+        None,
+        "Origins allowed to call the API from a browser (CORS), separated by commas, or *. Default: none.",
+        kind="text",
+    )
+    allowed_hosts: str = setting_field(
+        "auto",
+        "Names under which clients may reach the server, as in the Host header, separated by commas: *.example.com for "
+        "all below one, * for any. Addresses, localhost and names without a dot are always allowed. auto allows any, "
+        "except that without an API key, a browser may not use another name for the loopback address, because any web "
+        "page could then use the server (DNS rebinding).",
+        kind="text",
+    )
+    max_body_size: int = setting_field(
+        16 << 20,
+        "Maximum size of a request body, for example 16MiB. Larger bodies are rejected with 413.",
+        kind="bytes",
+        minimum=1,
+        maximum=1 << 30,
+        unit="bytes",
+    )
+    max_bodies_size: int = setting_field(
+        256 << 20,
+        "Maximum size of all request bodies that an API process receives or serves at a time. Beyond it, those that "
+        "have not arrived in full are rejected with 503 and Retry-After, the largest first. At least one body of "
+        "--max-body-size is accepted.",
+        kind="bytes",
+        minimum=1,
+        maximum=1 << 40,
+        unit="bytes",
+    )
+    request_read_seconds: int = setting_field(
+        60,
+        "Maximum time to receive a whole request, from its first byte. Slower requests are rejected with 408.",
+        minimum=1,
+        maximum=3600,
+        unit="seconds",
+    )
+    log_format: str = setting_field(
+        "text",
+        "Format of log lines: plain text, or one JSON object per line.",
+        kind="choice",
+        choices=("text", "json"),
+    )
+    metrics_compat: str = setting_field(
+        "none",
+        "Names under which /metrics also shows the server's metrics: vllm for dashboards and gateways that read "
+        "vLLM's, such as vllm:num_requests_waiting.",
+        kind="choice",
+        choices=("none", "vllm"),
+    )
+    otlp_endpoint: str | None = setting_field(
+        None,
+        "Endpoint to export traces to, as OTLP over HTTP, for example http://collector:4318. Falls back to the "
+        "environment variables OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_TRACES_ENDPOINT. Default: tracing "
+        "is off.",
+        kind="text",
+    )
+    tool_parser: str = setting_field(
+        "auto",
+        "Format of the model's tool calls: hermes (also Qwen), qwen3_coder, llama3_json, mistral, or json for bare "
+        "JSON. auto detects it from the chat template and vocabulary.",
+        kind="choice",
+        choices=("auto", *TOOL_FORMATS),
+    )
+    task: str = setting_field(
+        "auto",
+        "What the server does with the model. generate: text. embed: vectors of texts (/v1/embeddings, and their "
+        "similarity at /v1/score and /v1/rerank). score: pairs of texts at /v1/score and /v1/rerank, with a reranker "
+        "that answers yes or no, such as Qwen3-Reranker. auto embeds with models without an output head and with "
+        "those whose files name a pooling, such as sentence-transformers', and generates with others.",
+        kind="choice",
+        choices=TASKS,
+    )
+    pooling: str = setting_field(
+        "auto",
+        "How --task embed makes a vector of a text: from the hidden state of its last token, or from the mean of all "
+        "tokens' hidden states. auto follows the model's files, or takes the last.",
+        kind="choice",
+        choices=POOLINGS,
+    )
+    generation_config: str = setting_field(
+        "auto",
+        "Sampling parameters of requests that do not set them. auto reads the model's generation_config.json "
+        "(temperature, top_k, top_p, min_p, typical_p, repetition_penalty, bad_words_ids, suppress_tokens, and "
+        "max_new_tokens as the default length of a chat's answer); none keeps OpenAI's defaults.",
+        kind="choice",
+        choices=("auto", "none"),
+    )
+    reasoning_parser: str = setting_field(
+        "auto",
+        "How reasoning is separated from the answer: think for models that think between <think> and </think> (Qwen3, "
+        "DeepSeek-R1), or none. auto looks for these marks in the chat template and the vocabulary, and refuses the "
+        "channels of Harmony (gpt-oss), which are not parsed.",
+        kind="choice",
+        choices=REASONING_PARSERS,
+    )
+    message_special_tokens: str = setting_field(
+        "allow",
+        "What a special token becomes that the text of a message spells, such as the end mark of messages. allow: the "
+        "token, as in transformers and vLLM, so the author of a text can forge the end of a message and the next "
+        "role. escape: plain text. Applies to all that a chat template renders, tools and their results included, and "
+        "to rerankers, but not to the prompts of /v1/completions.",
+        kind="choice",
+        choices=("allow", "escape"),
+    )
+    trust_request_chat_template: bool = setting_field(
+        False,
+        "Let requests bring their own chat template in the field chat_template. Templates run in a sandbox, but a "
+        "hostile one can take much time and memory.",
+        kind="switch",
+    )
+    step_timeout_seconds: int = setting_field(
+        60,
+        "Maximum time in which the engine has work and finishes no step. After half of it /ready is 503; after all of "
+        "it the engine counts as hung and the server exits with code 4. The time is longer for steps that are expected "
+        "to take more than a twentieth of it, and for the first 16 steps: up to 10 times this setting.",
+        minimum=1,
+        maximum=86400,
+        unit="seconds",
+    )
+    ui: bool = setting_field(
+        False,
+        "Serve a page at /ui: a chat playground and a live picture of the steps. Its requests need the API key.",
+        kind="switch",
+    )
+    drain_seconds: int = setting_field(
+        60,
+        "How long running requests may continue after SIGTERM. Then they end with finish_reason abort.",
+        minimum=0,
+        maximum=86400,
+        unit="seconds",
+    )
+
+    def __post_init__(self) -> None:
+        for setting in SERVER_SETTINGS:
+            setting.check(getattr(self, setting.name))
+        for name in self.served_model_names:
+            if not is_utf8(name):
+                raise ConfigError(f"--served-model-name {name}: must be in UTF-8: choose another name")
 
 
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+ENGINE_SETTINGS: tuple[Setting, ...] = settings_of(EngineConfig)
+SERVER_SETTINGS: tuple[Setting, ...] = settings_of(ServerConfig)
 
 
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `2GiB`, `512Mi`, `2G` (powers of 1000) or `1073741824`.
-
-    Raises:
-        ConfigError: if it is not a size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ConfigError(f"size {text!r}: write a whole number with a unit, for example 2GiB or 512MiB")
-    number, unit, binary = match.groups()
-    base = 1024 if binary else 1000
-    power = " kmgt".index(unit.lower()) if unit else 0
-    return int(number) * int(base**power)
-
-
-def parsed_settings(values: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return keyword settings with sizes such as "2GiB" converted to bytes.
-
-    Raises:
-        ConfigError: if a name is unknown or a size is malformed. The message names the setting.
-    """
-    kinds = {setting.name: setting.kind for setting in settings}
-    for name in values:
-        if name not in kinds:
-            raise ConfigError(f"{name}: no such setting; choose from {', '.join(kinds)}")
-    return {
-        name: _named_size(name, value) if kinds[name] == "bytes" and isinstance(value, str) else value
-        for name, value in values.items()
-    }
-
-
-def _named_size(name: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+def default_model_name(model: str) -> str:
+    """Return the default served name of a model: its file or folder name without `.gguf`."""
+    path = Path(model)
+    return path.name.removesuffix(".gguf") or model

@@ -10,7 +10,7 @@ import yaml
 
 from cluster.commands import CommandError
 from fastgen_operator.api.crd import custom_resource_definition
-from fastgen_operator.children.model_source import SAFE_TO_EVICT
+from fastgen_operator.children.model_volume import SAFE_TO_EVICT
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, NODE, OPTIONAL_KINDS, POD
 from fastgen_operator.runtime.informers import kinds_read
@@ -51,7 +51,7 @@ def used_rights() -> set[Right]:
     used |= {(POD.group, POD.plural, verb) for verb in ("patch", "delete")}
     # list: those of pods without containers
     used |= {(EVENT.group, EVENT.plural, verb) for verb in ("list", "create", "patch")}
-    # children/placement.py
+    # children/download_placement.py
     used.add((NODE.group, NODE.plural, "list"))
     # For blockOwnerDeletion, set in children/metadata.py.
     used.add((FASTGEN.group, f"{FASTGEN.plural}/finalizers", "update"))

@@ -33,6 +33,7 @@ POINTS = {
     "change which sequence is preempted": ("class Preemption",),
     "add a flag that the scheduler reads": ("class EngineConfig", "config.preemption"),
     "add an alert": ("- alert: FastGenCrashLoop",),
+    "read another type of GGUF tensors": ("TYPES",),
     "add a value of the chart that becomes an argument of the operator": (
         "scrapeSeconds:",
         '"scrapeSeconds":',

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from harness.chart import CHART, Helm
 from harness.edits import fields, spec_schema
 from support.pages import PAGES, ROOT, blocks, documents

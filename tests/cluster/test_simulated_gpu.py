@@ -14,11 +14,12 @@ from cluster import standin
 from cluster.commands import run
 from cluster.gpus import CUDA_ERROR
 from cluster.simulated_gpu import sitecustomize
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.runner import loader
+from fastgen.settings import EngineConfig
 from support.tiny_models import saved
 
 PROGRAM = """

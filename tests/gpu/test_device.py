@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import Chunk, StepPlan
@@ -27,6 +27,7 @@ from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import choose_device, choose_dtype, measure_gpu_cache_memory
 from fastgen.runner.loader import host_runner
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 
 NEEDS_GPU = [
     pytest.mark.gpu,

@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_leaves
 
 standins.install()
 
-from fastgen.config import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
 from fastgen.core.constraint import Constraint  # noqa: E402
-from fastgen.core.request import FinishReason, Grammar, Pooling, Request, SamplingParams  # noqa: E402
+from fastgen.core.request import FinishReason, Pooling, Request  # noqa: E402
+from fastgen.core.sampling_params import Grammar, SamplingParams  # noqa: E402
 from fastgen.core.sequence import RowParameters, Sequence  # noqa: E402
 from fastgen.core.step_output import TokenLogprobs  # noqa: E402
 from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
@@ -55,6 +55,7 @@ from fastgen.runner.gpu_runner import GPURunner  # noqa: E402
 from fastgen.runner.graphs import CUDAGraphCapture, Graph, GraphCapture, StepGraphs, token_counts  # noqa: E402
 from fastgen.runner.loader import gpu_runner, with_cache  # noqa: E402
 from fastgen.sampling.slots import SamplingSlots  # noqa: E402
+from fastgen.settings import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
 
 NEEDS_GPU = [
     pytest.mark.gpu,

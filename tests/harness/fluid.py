@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Change, Decision
-from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.sample import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
 from fastgen_operator.pods import Pod

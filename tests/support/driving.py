@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import Chunk, StepPlan
@@ -22,6 +22,7 @@ from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.interface import Ticket
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 
 
 class Given:

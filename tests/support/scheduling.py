@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastgen.core.blocks.block_pool import BlockPool
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import StepPlan

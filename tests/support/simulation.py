@@ -20,13 +20,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.request import Request
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import Mask
+from fastgen.settings import EngineConfig
 
 VOCABULARY = 1000
 

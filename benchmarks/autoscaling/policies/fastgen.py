@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.autoscaling.manifests import EPOCH, MODEL, exposition, pod_manifest
 from benchmarks.autoscaling.simulation import View
 from fastgen_operator.api import Spec
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import parse_sample
 from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Record

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from fastgen.bench.results import Answer, Results
 from fastgen.bench.workload import Workload
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 
 Encode = Callable[[str], list[int]]

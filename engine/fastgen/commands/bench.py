@@ -17,7 +17,7 @@ from fastgen.api_client.http import RemoteServer
 from fastgen.bench.results import SHARES, Results, as_json
 from fastgen.bench.workload import Workload
 from fastgen.commands.flags import Subcommands, add_command, add_settings, engine_config, load_model
-from fastgen.config import ENGINE_SETTINGS, ConfigError
+from fastgen.settings import ENGINE_SETTINGS, ConfigError
 
 
 def add(commands: Subcommands) -> None:

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from fastgen.commands.curve import Fit, draw
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
-from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
 from fastgen.core.budget_tuning import TunedBudget, monotone_curve
 from fastgen.model.processor import Processor, choose_cpu_dtype, this_processor
 from fastgen.model.source import ModelSource
+from fastgen.settings import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
 from fastgen.terminal import progress_bar
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, Setting, parse_size
+from fastgen.settings import ENGINE_SETTINGS, ConfigError, EngineConfig, Setting, parse_size
 from fastgen.terminal import progress_bar
 
 if TYPE_CHECKING:

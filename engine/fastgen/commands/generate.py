@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config, load_model
-from fastgen.config import ENGINE_SETTINGS, ConfigError
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
+from fastgen.settings import ENGINE_SETTINGS, ConfigError
 
 if TYPE_CHECKING:
     from fastgen.llm.llm import LLM, Prompt

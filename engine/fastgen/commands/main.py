@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from fastgen.api_client.http import RemoteError
-from fastgen.config import ConfigError
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.settings import ConfigError
 from fastgen.version import VERSION
 
 _MISUSE, _FAILURE = 2, 1

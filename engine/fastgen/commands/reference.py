@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 from fastgen.model.processor import DEFAULT_LINEAR, INT8_CHOICES, INT8_VARIABLE, LINEAR_CHOICES, LINEAR_VARIABLE
 from fastgen.server.openai.field_table import fields_page
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 
 FLAGS_PATH: Final = Path("docs/reference/engine-flags.md")
 FIELDS_PATH: Final = Path("docs/reference/openai.md")

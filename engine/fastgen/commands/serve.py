@@ -7,8 +7,8 @@ import sys
 
 from fastgen import logs
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config, given
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, ServerConfig
 from fastgen.link.launch import Launch
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS, ServerConfig
 
 
 def add(commands: Subcommands) -> None:

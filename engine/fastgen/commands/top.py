@@ -21,7 +21,7 @@ from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.api_client.metrics import Interval, Scrape
 from fastgen.api_client.steps import ShownStep, StepWatch
 from fastgen.commands.flags import Subcommands, add_command
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 _BAR = 30
 _STEPS = 12  # that are shown

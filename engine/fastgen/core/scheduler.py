@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, abc, deque
 
-from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
 from fastgen.core.blocks.preemption import Preemption
@@ -22,6 +21,7 @@ from fastgen.core.step_model import StepModel
 from fastgen.core.step_plan import StepPlan
 from fastgen.core.step_planner import StepPlanner
 from fastgen.core.step_times import StepTimes
+from fastgen.settings import EngineConfig
 
 
 class Scheduler:

@@ -14,7 +14,8 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any
 
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import FinishReason, Pooling, Request, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request
+from fastgen.core.sampling_params import SamplingParams
 
 # Priority, then ordinal of arrival. Lower is served first.
 Rank = tuple[int, int]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fastgen.config import EngineConfig
 from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate
 from fastgen.engine.core import Engine
@@ -14,6 +13,7 @@ from fastgen.kernels.cpu import environment
 from fastgen.link.messages import EngineInfo
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import load_runner
+from fastgen.settings import EngineConfig
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 

@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
-from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.budget_tuning import TunedBudget, tune_budget
 from fastgen.core.chunking import MIN_PROMPT_TOKENS
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence as TokenSequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.core.step_times import StepTime
 from fastgen.model.step_input import StepInputBuilder
 from fastgen.runner.interface import Runner
+from fastgen.settings import EngineConfig
 
 log = logging.getLogger("fastgen.engine.calibration")
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastgen.config import EngineConfig
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
-from fastgen.core.request import FinishReason, Grammar, Request, RequestError
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
@@ -28,6 +29,7 @@ from fastgen.model import first_line
 from fastgen.model.device_errors import is_out_of_memory, release_cached_memory
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.interface import Mask, Runner, Ticket
+from fastgen.settings import EngineConfig
 from fastgen.text.grammars.compiled import CompiledGrammar, CompiledGrammars
 
 log = logging.getLogger("fastgen.engine.core")

@@ -19,13 +19,14 @@ from functools import partial
 import msgspec
 
 from fastgen import exit_codes, logs
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import FinishReason, RequestError
+from fastgen.core.request import FinishReason
+from fastgen.core.request_error import RequestError
 from fastgen.engine.channel import Channel, Unreadable
 from fastgen.kernels.cpu import environment
 from fastgen.link.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
 from fastgen.model import first_line
 from fastgen.model.device_errors import is_device_failure, is_out_of_memory
+from fastgen.settings import ConfigError, EngineConfig
 
 log = logging.getLogger("fastgen.engine.process")
 

@@ -6,7 +6,7 @@ import os
 import re
 from typing import ClassVar, Final
 
-from fastgen.settings import one_line
+from fastgen.setting_fields import one_line
 
 FAILED: Final = 1
 SOURCE_NOT_FOUND: Final = 3

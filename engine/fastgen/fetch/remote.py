@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Protocol
 
 from fastgen.fetch.errors import FetchError, SourceNotFound
-from fastgen.settings import is_utf8
+from fastgen.setting_fields import is_utf8
 
 WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt")
 """Weights and their descriptions; never code or the same weights in another format."""

@@ -67,7 +67,8 @@ class S3Remote:
         for name in _CREDENTIALS:  # boto3 would show it in its error
             value = os.environ.get(name, "")
             if not (value.isascii() and value.isprintable()):
-                raise AccessDenied(f"{self._source}: {name} has a line break or a character of no key: correct it")
+                words = "contains a line break or another character that is not printable ASCII: correct it"
+                raise AccessDenied(f"{self._source}: {name} {words}")
         with _plain_errors(self._source, "correct the variables AWS_* and the files that they name"):
             self._s3 = _client(timeout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from fastgen.config import ConfigError, EngineConfig
+from fastgen.settings import ConfigError, EngineConfig
 
 # Rows that the sampler processes at once: enough to vectorise, few enough for small float64 copies of their logits.
 ROWS_SAMPLED_AT_ONCE = 32

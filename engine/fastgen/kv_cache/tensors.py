@@ -11,9 +11,9 @@ from collections import abc
 import numpy as np
 import torch
 
-from fastgen.config import ConfigError
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape
+from fastgen.settings import ConfigError
 
 _BLOCKS_TIMED = 4
 _PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all CUDA contexts of the process

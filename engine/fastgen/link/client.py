@@ -17,7 +17,6 @@ import msgspec
 import zmq
 
 from fastgen import exit_codes
-from fastgen.config import EngineConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.link.in_flight import InFlight, Receiver
 from fastgen.link.launch import EngineProcess
@@ -38,6 +37,7 @@ from fastgen.link.messages import (
 )
 from fastgen.link.shared_counts import Count, Counts
 from fastgen.link.watchdog import ProcessorWait, Watchdog
+from fastgen.settings import EngineConfig
 
 # After the process exited, its socket is drained until no message has arrived for this long.
 _DRAIN_SECONDS = 0.05

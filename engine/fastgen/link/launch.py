@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from fastgen.config import EngineConfig
+from fastgen.settings import EngineConfig
 
 # Command of the engine process, without its arguments: log format, and a socket address per client.
 WORKER = (sys.executable, "-m", "fastgen.engine.process")

@@ -12,11 +12,13 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fastgen.config import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_settings
-from fastgen.core.request import Request, RequestError, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.build import build_engine
 from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
+from fastgen.settings import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_settings
 from fastgen.terminal import progress_bar
 from fastgen.text.chat_template import ChatTemplateError
 from fastgen.text.grammars.checker import GrammarChecker
@@ -40,7 +42,7 @@ class LLM:
             defaults of `SamplingParams`.
         on_loading: called with a stage and its completed fraction, 0 to 1, while the model loads. The default is a
             progress bar on a terminal.
-        settings: fields of `fastgen.config.EngineConfig`; sizes may be strings such as "2GiB".
+        settings: fields of `fastgen.settings.EngineConfig`; sizes may be strings such as "2GiB".
 
     Attributes:
         config: the settings. `config.budget` is a number, even if the setting is `auto`.

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fastgen.config import ConfigError
-from fastgen.core.request import RequestError, SamplingParams
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
+from fastgen.settings import ConfigError
 from fastgen.text.stop_strings import given_stop_strings
 
 _FLOATS_OF_MII = ("temperature", "top_p")

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastgen.api_client.api_keys import own_key
 from fastgen.api_client.http import RemoteError, RemoteServer
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.mii import deployments
 from fastgen.mii.arguments import GenerateArguments, Response, as_list
 from fastgen.mii.deployments import Deployment, DeploymentError

@@ -14,7 +14,7 @@ def pipeline(model: str, **settings: Any) -> Pipeline:
 
     Args:
         model: a GGUF file, a Hugging Face directory, or a hub name such as org/name@revision.
-        settings: engine settings, named as in `fastgen.config.EngineConfig`, and other arguments of `fastgen.LLM`.
+        settings: engine settings, named as in `fastgen.settings.EngineConfig`, and other arguments of `fastgen.LLM`.
 
     Raises:
         ConfigError: the model or a setting is not supported.

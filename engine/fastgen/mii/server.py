@@ -12,7 +12,13 @@ from typing import Any
 
 from fastgen.api_client.api_keys import keys_of_file
 from fastgen.api_client.http import RemoteError, RemoteServer
-from fastgen.config import (
+from fastgen.mii import deployments
+from fastgen.mii.arguments import check_model_arguments
+from fastgen.mii.client import Client
+from fastgen.mii.deployments import Deployment, DeploymentError
+from fastgen.model.hub import hub_repository
+from fastgen.model.source import ModelSource
+from fastgen.settings import (
     ENGINE_SETTINGS,
     SERVER_SETTINGS,
     ConfigError,
@@ -21,12 +27,6 @@ from fastgen.config import (
     default_model_name,
     parsed_settings,
 )
-from fastgen.mii import deployments
-from fastgen.mii.arguments import check_model_arguments
-from fastgen.mii.client import Client
-from fastgen.mii.deployments import Deployment, DeploymentError
-from fastgen.model.hub import hub_repository
-from fastgen.model.source import ModelSource
 from fastgen.terminal import progress_bar
 
 # Command that starts a server, without its arguments.
@@ -51,7 +51,7 @@ def serve(
             the name of a hub model without its organisation.
         host, port: address to listen on; port 0 chooses a free port.
         replica_num: must be 1; more replicas require a FastGenDeployment.
-        settings: settings of engine and server, named as in `fastgen.config`.
+        settings: settings of engine and server, named as in `fastgen.settings`.
 
     Raises:
         ConfigError: the model, a setting or the host is not supported.

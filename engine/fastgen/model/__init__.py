@@ -7,7 +7,7 @@ modules run in the engine process only.
 
 from __future__ import annotations
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 
 class ModelError(ConfigError):

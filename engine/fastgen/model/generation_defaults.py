@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fastgen.core.request import INTEGERS, RequestError, SamplingParams
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import INTEGERS, SamplingParams
 from fastgen.model import ModelError
 from fastgen.model.config.fields import shown
 from fastgen.model_files import optional_json_object, read_json_object

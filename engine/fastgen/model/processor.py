@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu.vector_width import WIDTH, has_vnni
+from fastgen.settings import ConfigError, EngineConfig
 
 LINEAR_VARIABLE = "FASTGEN_CPU_LINEAR"
 LINEAR_CHOICES = ("tiled", "onednn", "plain")

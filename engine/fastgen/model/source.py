@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastgen.config import ConfigError
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.config.architecture import MOST_LAYERS, ModelArchitecture
@@ -19,6 +18,7 @@ from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.hub import download_model, hub_repository
 from fastgen.model_files import optional_json_object, read_json_object
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
 # Fields that hold the number of layers. transformers builds all layers before it reads a weight.

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import MOST_LOGPROBS, Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import MOST_LOGPROBS, SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
@@ -23,6 +23,7 @@ from fastgen.model.processor import choose_cpu_dtype
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
 from fastgen.runner.runner import Model, ModelRunner
+from fastgen.settings import ConfigError, EngineConfig
 
 # Makes a runner from a model, its cache, the settings and the length of the longest sequence.
 MakeRunner = Callable[[Any, KVCache, EngineConfig, int], ModelRunner | GPURunner]

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import torch
 
-from fastgen.config import EngineConfig
 from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 from fastgen.kernels.gpu.transfers import upload_into
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput, StepInputBuilder
+from fastgen.settings import EngineConfig
 
 # Tokens of the largest step that `--cuda-graphs auto` captures. In larger steps the launches are hidden by computation.
 _MOST_TOKENS = 4096

@@ -13,7 +13,6 @@ from functools import partial
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu import build, environment
 from fastgen.kv_cache.memory import available_memory, trim_heap
 from fastgen.kv_cache.sizing import (
@@ -25,6 +24,7 @@ from fastgen.kv_cache.sizing import (
 )
 from fastgen.model.processor import choose_cpu_dtype, describe_processor, int8_choice, this_processor
 from fastgen.model.source import ModelSource
+from fastgen.settings import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
     from fastgen.kv_cache.tensors import KVCache

@@ -7,7 +7,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.columns import FLOAT_COLUMNS, Column, IntArray
 

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastgen.config import EngineConfig, ServerConfig
 from fastgen.link.client import EngineClient
 from fastgen.link.launch import EngineProcess
 from fastgen.link.messages import StepReport
@@ -30,6 +29,7 @@ from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.supervision import Supervision
 from fastgen.server.ui.step_feed import StepFeed
+from fastgen.settings import EngineConfig, ServerConfig
 from fastgen.version import VERSION
 
 log = logging.getLogger("fastgen.server")

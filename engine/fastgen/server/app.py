@@ -12,8 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastgen import logs
-from fastgen.config import ServerConfig
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.server import openapi, probes
 from fastgen.server.http import errors, host_check, request_context
 from fastgen.server.http.auth import OPEN_PATHS, KeyCheck, KeyRing
@@ -33,6 +32,7 @@ from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service
 from fastgen.server.ui import routes as ui
 from fastgen.server.ui.step_feed import StepFeed
+from fastgen.settings import ServerConfig
 from fastgen.text.grammars.checker import CheckerUnavailable
 from fastgen.version import VERSION
 

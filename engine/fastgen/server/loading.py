@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from fastgen import exit_codes
-from fastgen.config import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.link.client import EngineClient, EngineStartError
 from fastgen.model.generation_defaults import GenerationDefaults, generation_defaults
 from fastgen.model.hub import hub_repository
@@ -14,6 +13,7 @@ from fastgen.model.source import ModelSource
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.task import ServedTask
+from fastgen.settings import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.text import reranker
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.guarded_encoding import GuardedEncoder

@@ -10,7 +10,6 @@ import prometheus_client
 import uvloop
 
 from fastgen import exit_codes
-from fastgen.config import ConfigError, EngineConfig, ServerConfig
 from fastgen.link.client import EngineError
 from fastgen.link.launch import EngineProcess, Launch
 from fastgen.link.shared_counts import SharedCounts
@@ -20,6 +19,7 @@ from fastgen.server.http.listening import allow_many_connections, listen
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.server.loading import ModelFiles
 from fastgen.server.processes import APIProcesses
+from fastgen.settings import ConfigError, EngineConfig, ServerConfig
 
 log = logging.getLogger("fastgen.server")
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.message_form import MessageForm
 from fastgen.text.template_environment import environment

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from fastgen.config import ConfigError
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
+from fastgen.settings import ConfigError
 from fastgen.text.grammars.lark import escaped, json_body
 from fastgen.text.stop_strings import possible_start
 from fastgen.text.tokenizer import Tokenizer

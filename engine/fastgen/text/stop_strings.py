@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 
 # A server accepts 64 stop strings in a request, whose generations share them.
 _STOPS_KEPT = 1024

@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 
 def byte_alphabet() -> dict[int, str]:

@@ -1,7 +1,7 @@
 """Typed models of FastGenDeployment.
 
 The CRD is generated from them (`crd.py`), and resources are parsed with them. Engine settings take their default,
-bounds and help text from `fastgen.config`. Every field has an effect.
+bounds and help text from `fastgen.settings`. Every field has an effect.
 """
 
 from fastgen_operator.api.model import DOWNLOADED

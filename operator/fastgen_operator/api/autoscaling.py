@@ -125,8 +125,9 @@ class Schedule(ApiModel):
             "Europe/Berlin: correct it",
         ),
     )
-    """IANA time zone of start and end. Defaults to UTC. A start within the hour that is skipped when daylight saving
-    time begins applies at the end of that hour; one within the hour that is repeated applies the first time."""
+    """IANA time zone of start and end. Defaults to UTC. When daylight saving time skips a start or an end, it
+    takes effect at the end of the skipped hour; when an hour is repeated, it takes effect the first time. This does not
+    hold for expressions whose minute or hour starts with an asterisk."""
     min_replicas: int = Field(ge=1, le=1000)
     """Lower bound for the number of replicas while the schedule is active. The largest bound of all active schedules
     and spec.autoscaling.minReplicas applies."""

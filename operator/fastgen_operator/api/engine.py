@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from fastgen.config import DEFAULT_TOKEN_BUDGET
+from fastgen.settings import DEFAULT_TOKEN_BUDGET
 from fastgen_operator.api.fields import ApiModel, crd_field, engine_setting, model_rules, number_or_word, rule
 
 # The settings that the operator passes to the engine, by their flags in the order of the command line. Most are fields

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
 
 QUANTITY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE])?$"
 

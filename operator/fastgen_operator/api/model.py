@@ -166,9 +166,9 @@ class Cache(ApiModel):
         ),
     )
     """Access mode of the volume: ReadWriteOnce or ReadWriteMany. A ReadWriteOnce volume is attached to one node at a
-    time, so the download and all replicas run on one node. Replicas that do not fit there stay pending, with the reason
-    VolumeOnOneNode. With ReadWriteMany, replicas on several nodes share the volume, if the StorageClass supports it.
-    Immutable."""
+    time, so the download and all replicas run on one node. Pods that do not fit on that node stay pending, and
+    the condition PodsScheduled is False with the reason VolumeOnOneNode. With ReadWriteMany, replicas on several nodes
+    share the volume, if the StorageClass supports it. Immutable."""
     preload: bool = True
     """Download the model with a Job before pods are created or updated for it. If false, the pods download it to the
     volume when they start."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits, Scaling, limited
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.rules.schedules import Floor, explained, with_floor
+from fastgen_operator.autoscale.sample import Fleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import UnusableError
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist

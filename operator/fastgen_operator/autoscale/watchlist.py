@@ -13,11 +13,11 @@ from fastgen_operator.autoscale.decide import Case, decide
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.journal import Entry, Journal
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
-from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
+from fastgen_operator.autoscale.sample import Fleet, Sample
 from fastgen_operator.autoscale.supply import PodState, PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Key
 from fastgen_operator.pods import Pod

@@ -13,8 +13,8 @@ from typing import Any, Final
 from fastgen_operator.api import PodTemplate
 from fastgen_operator.api.model import Cache
 from fastgen_operator.children.desired import Desired
-from fastgen_operator.children.model_source import SCRATCH_VOLUME, disposable_volumes, fetch_container, model_files
-from fastgen_operator.children.placement import ANYWHERE, Placement
+from fastgen_operator.children.download_placement import ANYWHERE, Placement
+from fastgen_operator.children.model_volume import SCRATCH_VOLUME, disposable_volumes, fetch_container, model_files
 from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, FETCH_ANNOTATION, MODEL_ANNOTATION, Object
 from fastgen_operator.objects import fingerprint
 from fastgen_operator.pods import ENGINE_CONTAINER

@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastgen_operator.api import Spec
 from fastgen_operator.api.engine import PASSED_SETTINGS
 from fastgen_operator.children.desired import Desired
-from fastgen_operator.children.model_source import (
+from fastgen_operator.children.model_volume import (
     CONTAINER_SECURITY,
     SCRATCH_VOLUME,
     ModelFiles,

@@ -229,7 +229,7 @@ def _decoded(method: str, path: str, parse: Callable[[bytes], Any], data: bytes)
     try:
         return parse(data)
     except ValueError as error:
-        raise KubeError(0, f"reaching the API server: {method} {path} returned a body that is not JSON") from error
+        raise KubeError(0, f"{method} {path} returned a body that is not JSON") from error
 
 
 def _error_of(request: str, status: int, retry_after: str | None, data: bytes) -> KubeError:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastgen_operator.children.desired import Desired
+from fastgen_operator.children.download_placement import ANYWHERE, Placement, placement_of
 from fastgen_operator.children.model_cache import build_fetch_job
-from fastgen_operator.children.model_source import VOLUME
-from fastgen_operator.children.placement import ANYWHERE, Placement, placement_of
+from fastgen_operator.children.model_volume import VOLUME
 from fastgen_operator.kinds import JOB, MODEL_ANNOTATION, Object
 from fastgen_operator.objects import Claim, Job, name_of
 from fastgen_operator.plan.observed import Observed

@@ -177,7 +177,10 @@ class Cluster:
 
     def _failure(self, error: KubeError) -> PluginError:
         if error.status == 0:
-            return PluginError(f"{self._place} cannot be reached: {_cause(error)}")
+            # With another cause, or none, a response has come that cannot be used.
+            if isinstance(error.__cause__, HTTPError | ApiException):
+                return PluginError(f"{self._place} cannot be reached: {_cause(error)}")
+            return PluginError(f"{self._place}: {error}: check the server address of the context")
         if error.status == 401:
             return PluginError(f"{self._place} rejects your credentials: renew them, or use another --context")
         return PluginError(f"{self._place}: {error}")

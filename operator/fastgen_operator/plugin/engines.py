@@ -25,7 +25,7 @@ def serving(pods: Sequence[Pod]) -> list[Pod]:
 
 
 class MetricsReader:
-    """Reads the metrics of pods over kept connections, which are replaced if they fail."""
+    """Reads the metrics of pods over keep-alive connections, which are replaced if they fail."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -28,7 +28,7 @@ class Nodes:
     _found: tuple[datetime, tuple[Object, ...]] | None = None
 
     def read(self, now: datetime) -> tuple[Object, ...]:
-        """Return the nodes, reduced to what `children/placement.py` reads; none if the operator may not list them.
+        """Return the nodes, reduced to what `children/download_placement.py` reads; none without the right to list.
 
         A list is reused for `TRUST`.
 

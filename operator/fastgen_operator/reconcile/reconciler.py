@@ -246,7 +246,7 @@ class Reconciler:
         self.metrics.forget(key)
 
     def _situation(self, observed: Observed, spec: Spec, failures: Mapping[str, Failure], now: datetime) -> Situation:
-        """Add what the autoscaler has measured and decided to what was observed."""
+        """Return the situation: the observed state, with the measurements and the decision of the autoscaler."""
         uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
         starts = self.watchlist.known_starts(observed.key, uid)
         situation = Situation(observed, spec, now, failures, known_starts=starts)

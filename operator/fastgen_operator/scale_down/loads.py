@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.pods import Pod
 

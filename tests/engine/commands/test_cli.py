@@ -16,7 +16,7 @@ import pytest
 
 from fastgen import __version__
 from fastgen.commands import main
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 from support.demo_weights import demo_model
 from support.waiting import eventually
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastgen.commands.reference import FIELDS_PATH, FLAGS_PATH, flags_page
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen.mii.arguments import GenerateArguments
 from fastgen.server.openai.field_table import fields_page
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 
 ROOT = Path(__file__).parents[3]
 VLLM = "coming-from/vllm.md"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import fastgen
 from fastgen import exit_codes
-from fastgen.config import SERVER_SETTINGS
 from fastgen.server import openapi
 from fastgen.server.http.json_census import MOST_ITEMS, MOST_NODES
 from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD
+from fastgen.settings import SERVER_SETTINGS
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "troubleshooting.md").read_text()

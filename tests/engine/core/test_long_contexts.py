@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastgen.core.chunking import MIN_PROMPT_TOKENS, ROW_MULTIPLE, Allowance, AutomaticTarget, Chunker, FixedTarget
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan

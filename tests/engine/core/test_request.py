@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastgen.core.request import INTEGERS, MOST_LOGIT_BIASES, Grammar, RequestError, SamplingParams
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import INTEGERS, MOST_LOGIT_BIASES, Grammar, SamplingParams
 
 
 def test_a_request_may_bias_a_bounded_number_of_tokens() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from benchmarks.scheduling import InstantRunner, requests
 
-from fastgen.config import EngineConfig
 from fastgen.engine.core import Engine
 from fastgen.model.step_input import StepInput
+from fastgen.settings import EngineConfig
 
 # For a sequence that decodes, in a block that has room.
 MOST_LINES_PER_SEQUENCE = 33

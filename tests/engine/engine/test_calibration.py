@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fastgen.config import EngineConfig
 from fastgen.core.step_model import StepModel
 from fastgen.engine.calibration import calibrate, describe_budget, ladder, measure, tuned_budget
 from fastgen.engine.core import Engine
+from fastgen.settings import EngineConfig
 from support.simulation import SimulatedRunner
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fastgen.config import EngineConfig
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import FinishReason, Grammar, Pooling, Request, RequestError, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.stats import StepStats, StepTrace
 from fastgen.core.step_output import StepOutput, TokenLogprobs
@@ -19,6 +20,7 @@ from fastgen.core.step_times import StepWork
 from fastgen.engine.core import Engine
 from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput
+from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo_prompt_logprobs
 

@@ -11,7 +11,8 @@ from itertools import islice
 import pytest
 
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from support.simulation import SimulatedRunner, make_engine, solo
 
 GRAMMAR = Grammar(kind="json_object")

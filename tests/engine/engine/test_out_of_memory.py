@@ -14,7 +14,8 @@ import pytest
 
 from fastgen.core import chunking
 from fastgen.core.chunking import StepLimit
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import StepOutput
 from fastgen.engine.core import Engine
 from fastgen.model.device_errors import is_device_failure, is_out_of_memory, release_cached_memory

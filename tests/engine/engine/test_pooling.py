@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from engine.engine.test_out_of_memory import ShortOfMemory
-from fastgen.core.request import FinishReason, Pooling, Request, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.link.messages import TokenOutput
 from fastgen.model.step_input import StepInput

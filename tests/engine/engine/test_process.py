@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from fastgen.config import EngineConfig
 from fastgen.core.request import Request
 from fastgen.engine import build
 from fastgen.engine.channel import Channel, Recipients, Unreadable
 from fastgen.engine.process import serve_channel
 from fastgen.link.messages import Add, Command, Event, Gone, Ready, Shutdown, StepReport, TokenOutput
+from fastgen.settings import EngineConfig
 from support.demo_weights import demo_model
 
 

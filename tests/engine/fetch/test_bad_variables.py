@@ -59,9 +59,13 @@ def test_a_value_that_boto_cannot_use_is_named(plain: pytest.MonkeyPatch, name: 
     ("name", "value", "words"),
     [
         ("AWS_ACCESS_KEY_ID", "AKIA1", "missing: AWS_SECRET_ACCESS_KEY: set both keys, or neither"),
-        ("AWS_ACCESS_KEY_ID", "AKIA1\n", "AWS_ACCESS_KEY_ID has a line break"),
-        ("AWS_SECRET_ACCESS_KEY", "schlüssel", "AWS_SECRET_ACCESS_KEY has a line break or a character of no key"),
-        ("AWS_SESSION_TOKEN", "one\ntwo", "AWS_SESSION_TOKEN has a line break"),
+        ("AWS_ACCESS_KEY_ID", "AKIA1\n", "AWS_ACCESS_KEY_ID contains a line break"),
+        (
+            "AWS_SECRET_ACCESS_KEY",
+            "schlüssel",
+            "AWS_SECRET_ACCESS_KEY contains a line break",
+        ),
+        ("AWS_SESSION_TOKEN", "one\ntwo", "AWS_SESSION_TOKEN contains a line break"),
     ],
 )
 def test_credentials_that_cannot_be_sent_are_named_and_not_shown(

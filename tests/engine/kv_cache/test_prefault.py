@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.kv_cache import prefault
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.llm.llm import LLM

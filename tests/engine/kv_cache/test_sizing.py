@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kv_cache.memory import AvailableMemory, available_memory
 from fastgen.kv_cache.sizing import (
     CacheMemory,
@@ -21,6 +20,7 @@ from fastgen.kv_cache.sizing import (
 )
 from fastgen.model.config.architecture import LayerKind, ModelArchitecture
 from fastgen.model.config.rope import RopeConfig
+from fastgen.settings import ConfigError, EngineConfig
 
 SMOLLM2 = ModelArchitecture(
     name="llama",

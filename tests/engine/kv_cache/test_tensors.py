@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastgen.config import ConfigError
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache, pinned
+from fastgen.settings import ConfigError
 from support.recording_gpu import RecordingGPU, Runtime
 
 SHAPE = KVShape(num_layers=3, num_kv_heads=2, key_dim=8, value_dim=4)

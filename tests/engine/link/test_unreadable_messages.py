@@ -14,12 +14,13 @@ import msgspec
 import pytest
 
 import fastgen.link.launch
-from fastgen.config import EngineConfig
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.link.client import EngineClient
 from fastgen.link.launch import Launch
 from fastgen.link.messages import Add, TokenOutput
 from fastgen.link.shared_counts import Counts
+from fastgen.settings import EngineConfig
 from support.demo_weights import demo_model
 
 SCRIPTED = Path(__file__).parents[1] / "server" / "scripted_engine.py"

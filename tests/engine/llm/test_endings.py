@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fastgen import LLM, SamplingParams
-from fastgen.core.request import FinishReason, RequestError
+from fastgen.core.request import FinishReason
+from fastgen.core.request_error import RequestError
 from fastgen.mii.pipeline import Pipeline
 from support.demo_weights import demo_model
 from support.parrot import save_parrot

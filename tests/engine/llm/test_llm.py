@@ -19,14 +19,15 @@ import torch
 
 from fastgen import LLM, SamplingParams
 from fastgen.commands import main
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.mii.pipeline import Pipeline, pipeline
 from fastgen.model import native
 from fastgen.model import source as model_source
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.source import ModelSource
+from fastgen.settings import ConfigError, EngineConfig
 from fastgen.text.request_output import RequestOutput
 from support.demo_weights import demo_model
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fastgen.config import ConfigError
-from fastgen.core.request import RequestError, SamplingParams
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.mii.arguments import GenerateArguments, check_model_arguments
+from fastgen.settings import ConfigError
 
 
 def test_defaults_are_those_of_mii() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import fastgen
-from fastgen.config import ConfigError
 from fastgen.mii import deployments
 from fastgen.mii.deployments import Deployment, DeploymentError
+from fastgen.settings import ConfigError
 
 
 @pytest.fixture(autouse=True)

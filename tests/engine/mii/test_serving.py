@@ -12,7 +12,7 @@ import pytest
 
 import fastgen
 from engine.server.serving import SCRIPTED
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.mii import server
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import DeploymentError, find

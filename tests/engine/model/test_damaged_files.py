@@ -26,12 +26,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.controlplane import free_ports
-from fastgen.config import ConfigError
 from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.native import make_ropes, open_checkpoint
 from fastgen.model.pooling import pooling_config
 from fastgen.model.source import ModelSource
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer import Tokenizer
 from support.damage import (
     EDGES,

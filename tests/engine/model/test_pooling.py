@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from engine.runner.test_gpu_path import cpu_runner
 from fastgen import LLM
-from fastgen.config import ConfigError
 from fastgen.model import ModelError
 from fastgen.model.pooling import PoolingConfig, pooling_config
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.task import ServedTask
+from fastgen.settings import ConfigError
 from support.gguf_writing import write_gguf
 from support.tiny_models import TINY, saved
 

@@ -7,7 +7,6 @@ import platform
 import pytest
 
 from fastgen.commands.calibrate import formats
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kernels.cpu.vector_width import WIDTH
 from fastgen.model.processor import (
     Processor,
@@ -17,6 +16,7 @@ from fastgen.model.processor import (
     linear_choice,
     this_processor,
 )
+from fastgen.settings import ConfigError, EngineConfig
 
 XEON = """\
 processor\t: 0

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model.step_input import StepInput, StepInputBuilder

@@ -19,8 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model import ModelError
 from fastgen.model.layers.torch_attention import TorchPagedAttention
@@ -30,6 +29,7 @@ from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.runner.device import run_first_steps
 from fastgen.runner.loader import host_runner, load_runner, with_cache
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import ConfigError, EngineConfig
 from support.driving import FewBlocks, execute, generate, run_in_chunks, sequence
 
 pytestmark = pytest.mark.slow  # together over ten seconds

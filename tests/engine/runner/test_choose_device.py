@@ -9,10 +9,10 @@ from typing import NoReturn
 import pytest
 import torch
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.model.source import ModelSource
 from fastgen.runner.device import LEAST_DRIVERS, choose_cache_dtype, choose_device
 from fastgen.runner.loader import _load_on_torch
+from fastgen.settings import ConfigError, EngineConfig
 from support.tiny_models import saved
 
 REPOSITORY = Path(__file__).parents[3]

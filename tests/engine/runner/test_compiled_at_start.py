@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import FinishReason, Grammar, Pooling, Request, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.native import load_on_gpu
@@ -19,6 +19,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.device import run_first_steps
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.interface import Runner
+from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.kernel_keys import KernelKeys
 from support.simulated_graphs import SimulatedCapture

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fastgen.config import EngineConfig
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import Ticket
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 from support.checking import check_step
 from support.driving import FewBlocks
 from support.simulation import Clock

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from fastgen.text.tokenizer import Tokenizer

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import MOST_LOGPROBS, SamplingParams
+from fastgen.core.sampling_params import MOST_LOGPROBS, SamplingParams
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.model.step_input import StepInput
 from fastgen.runner.device import run_first_steps
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 
 VOCABULARY = 100
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.layers.linear import PlainLinear
@@ -20,6 +20,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.interface import Runner
 from fastgen.runner.loader import load_runner
+from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests

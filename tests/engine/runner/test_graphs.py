@@ -15,8 +15,8 @@ import pytest
 import torch
 from benchmarks.gpu.launches import Counting
 
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine
@@ -31,6 +31,7 @@ from fastgen.runner.device import measure_gpu_cache_memory
 from fastgen.runner.gpu_runner import GPURunner, GPUTicket
 from fastgen.runner.graphs import token_counts
 from fastgen.runner.loader import gpu_runner, with_cache
+from fastgen.settings import ConfigError, EngineConfig
 from support.simulated_graphs import SimulatedCapture, SimulatedGraph
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests

@@ -26,7 +26,7 @@ MOST = 450 * MIB
 LOAD = """
 import re, sys
 from pathlib import Path
-from fastgen.config import EngineConfig
+from fastgen.settings import EngineConfig
 from fastgen.model.processor import describe_processor
 from fastgen.runner.loader import load_runner
 from fastgen.model.source import ModelSource

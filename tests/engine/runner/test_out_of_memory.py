@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastgen.config import EngineConfig
 from fastgen.core import chunking
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.native import load_on_gpu
@@ -19,6 +19,7 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.interface import Runner
 from fastgen.runner.loader import load_runner
+from fastgen.settings import EngineConfig
 from support.tiny_models import VOCABULARY, saved
 
 CONFIG = EngineConfig(

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from engine.runner.test_gpu_path import BLOCK_SIZE, cpu_runner, gpu_runner
-from fastgen.config import EngineConfig
-from fastgen.core.request import FinishReason, Pooling, Request, RequestError, SamplingParams
+from fastgen.core.request import FinishReason, Pooling, Request
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.link.messages import TokenOutput
 from fastgen.runner.interface import Runner
+from fastgen.settings import EngineConfig
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import TINY, VOCABULARY, saved
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastgen.config import ConfigError, EngineConfig
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.model.source import ModelSource
 from fastgen.runner.interface import Runner
 from fastgen.runner.loader import load_runner
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import ConfigError, EngineConfig
 from support.demo_weights import demo_model
 from support.driving import execute, generate, load, logits, sequence
 from support.tiny_models import saved

@@ -11,11 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import FinishReason, Grammar, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 from support.driving import FewBlocks, load

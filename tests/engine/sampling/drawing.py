@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.kernels.gpu.sampling import top_k_top_p

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling.drawing import Draw, sample
 from engine.sampling.test_logit_masks import allowing
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs as on_device
 from fastgen.sampling.device_sampler import DeviceSampler

@@ -9,7 +9,7 @@ import torch
 from transformers import NoBadWordsLogitsProcessor
 
 from engine.sampling.drawing import Draw, parameters, sample
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.changes import Changes, Mask, change_logits, is_banned
 from fastgen.sampling.parameters import bans_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.sampling.drawing import Draw, sample
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.sampling.logprobs import token_logprobs
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.sampling.drawing import parameters
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
 from fastgen.kernels.gpu.sampling.changes import Changes, change_logits
 from fastgen.sampling.host_sampler import TokenHistory

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling.drawing import Draw, draw_tokens
 from engine.sampling.drawing import sample as sample_rows
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 
 LOGITS = torch.tensor([2.0, 5.0, 3.0, 4.0, -1.0, 5.0 - 1e-3, 0.0, 1.0])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.sampling.drawing import Draw, sample
 from engine.sampling.test_logit_masks import allowing
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 
 ENDS = frozenset({0, 3})
 

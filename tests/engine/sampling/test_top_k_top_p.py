@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from engine.sampling.drawing import draw_tokens
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 
 GRID = 512
 

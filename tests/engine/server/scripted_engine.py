@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.core.sequence import RowParameters
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import CompletedTicket
+from fastgen.settings import ConfigError, EngineConfig
 
 REPLY = 5  # <file_sep> in the demo model's vocabulary; no test uses it otherwise
 END = 2

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from engine.server.serving import Serving, serving, wait_until
-from engine.server.test_admission import Ignoring, send, status_of
+from engine.server.test_queue_limit import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from engine.server.serving import Serving, serving, wait_until
-from fastgen.config import ConfigError
 from fastgen.server.http.auth import KeyRing
+from fastgen.settings import ConfigError
 
 KEY = "sk-of-the-file-1"
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fastgen.config import ServerConfig
 from fastgen.server.http.listening import listen
+from fastgen.settings import ServerConfig
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.server.serving import Serving
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.text.tokenizer import Tokenizer

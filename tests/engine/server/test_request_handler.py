@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from engine.text.matching import END, byte_tokenizer
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
 from fastgen.link.in_flight import InFlight, Receiver

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import llguidance
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.compiler import compile_grammar, vocabulary_tables
 from fastgen.text.grammars.limits import limits
 

@@ -23,7 +23,8 @@ import jsonschema
 from engine.text.following import DeadEnd, TooComplex, byte_tables, follow
 from engine.text.matching import byte_tokenizer
 from engine.text.random_grammars import RandomGrammars
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
 from fastgen.text.grammars.compiler import compile_grammar
 from fastgen.text.grammars.large_stacks import large_stack_threads

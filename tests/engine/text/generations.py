@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.text.output_text import OutputText
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer

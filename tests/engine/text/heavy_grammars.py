@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.text.matching import END, byte_tokenizer
-from fastgen.core.request import FinishReason, Grammar
+from fastgen.core.request import FinishReason
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import compiled as compiled_module
 from fastgen.text.grammars.compiled import CompiledGrammars
 

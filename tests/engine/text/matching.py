@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer

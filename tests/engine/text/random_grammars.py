@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 
 _NUMBERS: list[Any] = [
     *range(-3, 6),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 from fastgen.text.tokenizer import Tokenizer
 

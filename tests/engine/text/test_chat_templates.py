@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.hermes import Hermes

@@ -12,7 +12,8 @@ import pytest
 from engine.text.following import DeadEnd, TooComplex, compiled, follow
 from engine.text.matching import byte_tokenizer
 from engine.text.random_grammars import RandomGrammars
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import empty_rules
 from fastgen.text.grammars.checker import GrammarChecker
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary, TokenType
 from fastgen.text.vocabulary import byte_alphabet

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from engine.text.following import accepts, compiled
-from fastgen.core.request import FinishReason, Grammar, RequestError
+from fastgen.core.request import FinishReason
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import compiled as compiled_module
 from fastgen.text.grammars import matcher as matcher_module
 from fastgen.text.grammars.checker import GrammarChecker

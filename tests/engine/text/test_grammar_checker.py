@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from engine.text.matching import END, byte_tokenizer
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import checker as checker_module
 from fastgen.text.grammars.checker import CheckerUnavailable, GrammarChecker
 from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.text.matching import byte_tokenizer, matches
-from fastgen.config import ConfigError
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
+from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.reasoning import (
     ReasoningFormat,

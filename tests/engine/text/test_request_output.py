@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.text.matching import END, byte_tokenizer
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.link.messages import TokenOutput
 from fastgen.text.rendered_request import RenderedRequest

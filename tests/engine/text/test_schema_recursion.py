@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 
 from engine.text.matching import byte_tokenizer
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.grammars.endings import with_an_end, without_a_match
 from fastgen.text.grammars.lark import arguments_body

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from engine.text.following import accepts, compiled, follow
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.grammars.schemas.keywords import _UNENFORCEABLE
 from fastgen.text.grammars.schemas.normalize import _Normalizer, normalized, normalized_arguments

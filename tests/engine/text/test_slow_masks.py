@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from engine.text.matching import END, byte_tokenizer
-from fastgen.core.request import FinishReason, Grammar
+from fastgen.core.request import FinishReason
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import masks as masks_module
 from fastgen.text.grammars import matcher as matcher_module
 from fastgen.text.grammars.compiled import CompiledGrammars

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from engine.text.generations import output_text
 from engine.text.matching import byte_tokenizer
-from fastgen.core.request import FinishReason, RequestError
+from fastgen.core.request import FinishReason
+from fastgen.core.request_error import RequestError
 from fastgen.text.reasoning import ReasoningFormat, Start
 from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings, given_stop_strings

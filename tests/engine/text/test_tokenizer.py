@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from tokenizers import Tokenizer as Backend
 from transformers import GemmaTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tokenizer_formats.pre_tokenizers import PRE_TOKENIZERS
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 

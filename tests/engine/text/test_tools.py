@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.matching import byte_tokenizer, matches
-from fastgen.config import TOOL_FORMATS
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
+from fastgen.settings import TOOL_FORMATS
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import CallArguments, CallBegun, Collected, OutputEvent

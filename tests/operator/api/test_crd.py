@@ -12,7 +12,7 @@ import yaml
 
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
-from fastgen.config import ENGINE_SETTINGS, SERVER_SETTINGS
+from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen_operator.api import Spec
 from fastgen_operator.api.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
 from fastgen_operator.kube.transport import KubeError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
-from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.rules.needs import missing_replicas
+from fastgen_operator.autoscale.sample import Fleet
 from fastgen_operator.autoscale.supply import StartTime, StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.pod_failures import Failure, summary_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children.model_source import SAFE_TO_EVICT
+from fastgen_operator.children.model_volume import SAFE_TO_EVICT
 from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Object

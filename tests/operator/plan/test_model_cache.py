@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children.model_source import SAFE_TO_EVICT, model_files
+from fastgen_operator.children.model_volume import SAFE_TO_EVICT, model_files
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
 from fastgen_operator.plan.observed import Observed

@@ -8,6 +8,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,27 @@ def test_no_cluster_and_no_crd_are_one_line_and_exit_code_1(
     assert (
         line == f"error: the API server http://127.0.0.1:{port} of context here cannot be reached: Connection refused"
     )
+
+
+def test_a_server_that_is_no_api_server_is_not_called_unreachable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Sign in</html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code, line = said_by(capsys, "status", "--kubeconfig", str(kubeconfig(tmp_path, url)))
+        server.shutdown()
+    assert (code, "cannot be reached" in line) == (1, False)
+    assert line.endswith("returned a body that is not JSON: check the server address of the context")
 
 
 def test_fastgen_top_hands_a_deployment_over_to_the_plugin(

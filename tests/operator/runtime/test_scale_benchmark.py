@@ -14,9 +14,9 @@ import pytest
 from benchmarks.simulated_engines import MODEL, UTILIZATION, Exposition
 
 from fastgen.server.serving.metrics import Metrics
-from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.sample import Fleet
 from fastgen_operator.autoscale.scrape.exposition import QUERY, parse_sample
 from support.waiting import eventually
 

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fastgen.config import ConfigError
 from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.model import first_line
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
+from fastgen.settings import ConfigError
 
 log = logging.getLogger("fastgen.model")
 

@@ -7,7 +7,8 @@ import random
 import torch
 from transformers import PreTrainedModel
 
-from fastgen.core.request import Request, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.tensors import KVCache

@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastgen.api_client.api_keys import keys_of_environment, keys_of_file
-from fastgen.config import ConfigError
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
+from fastgen.settings import ConfigError
 
 log = logging.getLogger("fastgen.server")
 

@@ -9,7 +9,7 @@ from fastapi import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.text.grammars.checker import CheckerUnavailable
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}

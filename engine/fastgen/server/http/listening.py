@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 # TCP timeout for a peer that acknowledges nothing.
 _PEER_TIMEOUT_SECONDS = 120

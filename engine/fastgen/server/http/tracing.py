@@ -15,9 +15,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastgen.config import ConfigError
 from fastgen.server.http.auth import OPEN_PATHS
 from fastgen.server.http.request_context import Outcome, RequestContext, current
+from fastgen.settings import ConfigError
 from fastgen.version import VERSION
 
 _ENVIRONMENT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

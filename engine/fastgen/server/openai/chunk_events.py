@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event
-from fastgen.server.openai.protocol import GenerationRequest
+from fastgen.server.openai.generation_request import GenerationRequest
 from fastgen.server.openai.response_bodies import ChatChunk, Completion, CompletionUsage
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.text.request_output import OutputDelta

@@ -10,8 +10,8 @@ from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
+from fastgen.server.openai.generation_request import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
-from fastgen.server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from fastgen.server.openai.response_bodies import (
     Completion,
     CompletionChoice,

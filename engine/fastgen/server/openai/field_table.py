@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fastgen.server.openai.fields.unsupported import Ignored, Refused
+from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest
 from fastgen.server.openai.pooling.embeddings import EmbeddingRequest
 from fastgen.server.openai.pooling.rerank import RerankRequest, ScoreRequest
-from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
 from fastgen.server.openai.responses.request import ResponseRequest
 
 

@@ -17,7 +17,7 @@ from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import offered_tools
 from fastgen.server.openai.fields.messages import ChatMessage
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.response_bodies import json_response
 from fastgen.server.serving.encoding import encode_rendered
 from fastgen.server.serving.lifecycle import ServedModel

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Spelling

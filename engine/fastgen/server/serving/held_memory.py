@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastgen.core.request import Request, RequestError
+from fastgen.core.request import Request
+from fastgen.core.request_error import RequestError
 from fastgen.server.http.errors import APIError
 
 # Token ids of all generations of a request: 128 choices of 32,768 tokens.

@@ -13,16 +13,17 @@ from typing import Any
 
 import msgspec
 
-from fastgen.config import ServerConfig
-from fastgen.core.request import RequestError, SamplingParams
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import current
-from fastgen.server.serving.admission import admit
 from fastgen.server.serving.held_memory import HeldMemory, held_bytes
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.queue_limit import admit
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.task import TaskName
+from fastgen.settings import ServerConfig
 from fastgen.text.rendered_request import RenderedRequest
 
 # Each generation takes a stream and a queue place.

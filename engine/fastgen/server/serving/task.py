@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from fastgen.config import ConfigError
 from fastgen.model.pooling import Method, PoolingConfig, pooling_config
 from fastgen.model.source import ModelSource
+from fastgen.settings import ConfigError
 from fastgen.text.reranker import ANSWERS
 from fastgen.text.tokenizer import Tokenizer
 

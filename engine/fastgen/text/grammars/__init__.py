@@ -1,7 +1,7 @@
 """Structured output: from the grammar of a request to the tokens that may follow.
 
-A request has a `core.request.Grammar`: a JSON schema, a regular expression, a Lark grammar or a set of tokens. `lark`
-composes those of tools and reasoning, and `schemas` rewrites JSON schemas to what the library enforces.
+A request has a `core.sampling_params.Grammar`: a JSON schema, a regular expression, a Lark grammar or a set of tokens.
+`lark` composes those of tools and reasoning, and `schemas` rewrites JSON schemas to what the library enforces.
 
 The HTTP process checks it: `checker` has it tried by a child process (`checker_process`), which compiles it and follows
 it for a while (`rehearsal`). Rules without a match, or without one that ends (`endings`), are found in Lark grammars by

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import checker_process
 from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, TokenTexts, Verdict
 from fastgen.text.grammars.compiler import InvalidGrammar, check_text

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.compiler import InvalidGrammar, vocabulary_tables
 from fastgen.text.grammars.limits import MOST_REHEARSAL_SECONDS
 from fastgen.text.grammars.rehearsal import limit_process, rehearse

@@ -14,7 +14,7 @@ from functools import partial
 import llguidance
 
 from fastgen.core.constraint import Constraint
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.allocations import allocated_bytes, return_free_pages
 from fastgen.text.grammars.compiler import InvalidGrammar, compile_grammar, vocabulary_tables
 from fastgen.text.grammars.large_stacks import large_stack_threads

@@ -9,7 +9,8 @@ from typing import Any
 
 import llguidance
 
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.lark_tokens import tokens
 from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.normalize import normalized

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.compiler import json_part
 from fastgen.text.grammars.limits import GRAMMARS_KEPT, MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.errors import SchemaError

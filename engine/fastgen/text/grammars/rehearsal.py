@@ -17,7 +17,7 @@ from pathlib import Path
 
 import llguidance
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars.compiler import NO_MATCH, InvalidGrammar, compile_grammar, summary
 from fastgen.text.grammars.empty_rules import empty_part
 from fastgen.text.grammars.large_stacks import REHEARSAL_STACK_BYTES

@@ -16,8 +16,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from fastgen.config import ConfigError
 from fastgen.model_files import field, optional_json_object
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer_formats.library import one_line_errors
 
 log = logging.getLogger("fastgen.text")

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer_formats import huggingface
 from fastgen.text.tokenizer_formats.gguf_vocabulary import GGUFVocabulary, TokenType, check_length, flag, values
 from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 log = logging.getLogger("fastgen.text")
 

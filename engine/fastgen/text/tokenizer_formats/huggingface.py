@@ -10,8 +10,8 @@ from typing import Any
 
 import tokenizers
 
-from fastgen.config import ConfigError
 from fastgen.model_files import field, read_json_object, read_text
+from fastgen.settings import ConfigError
 from fastgen.text.tokenizer_formats import prefix_space
 from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_tokens
 from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import tokenizers
 
-from fastgen.config import ConfigError
+from fastgen.settings import ConfigError
 
 # Letters, digits, spaces, several scripts, and characters that no vocabulary has.
 _PROBE = "Hello, world!  12 é 漢字 \U0001f600\n\ufffd\U000e0001<|x|>"

@@ -45,7 +45,7 @@ Spell = Callable[[str], str]
 
 
 class ToolFormat(Protocol):
-    """Base class of the formats, which `TOOL_FORMATS` in `fastgen.config` lists."""
+    """Base class of the formats, which `TOOL_FORMATS` in `fastgen.settings` lists."""
 
     # Text that begins the calls and nothing else; "" if a call begins the generation, and looks like other JSON.
     opening: str

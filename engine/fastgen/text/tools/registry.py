@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
 
-from fastgen.config import TOOL_FORMATS
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
+from fastgen.settings import TOOL_FORMATS
 from fastgen.text.grammars.lark import escaped, json_body
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted

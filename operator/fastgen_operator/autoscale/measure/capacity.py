@@ -22,8 +22,8 @@ from typing import Final, Literal
 
 from fastgen_operator.autoscale.measure.averages import Average
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape
-from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.sample import Sample
 
 # Target utilization of the KV cache. Above it, preemptions become likely.
 KV_SHARE: Final = 0.80

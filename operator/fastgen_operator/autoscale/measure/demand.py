@@ -13,7 +13,7 @@ from typing import Final
 
 from fastgen_operator.autoscale.measure.averages import Average
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, load_after
-from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
+from fastgen_operator.autoscale.sample import MISSED_SCRAPES, Fleet
 
 # Time constants of the averages: the slow one sizes the fleet, the fast one detects a jump.
 SLOW_SECONDS: Final = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 
 # The mean request covers about this many finished requests.
 _REQUEST_MEMORY: Final = 200

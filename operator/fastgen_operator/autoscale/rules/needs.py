@@ -11,8 +11,8 @@ from fastgen_operator.autoscale.decision import Change, counted
 from fastgen_operator.autoscale.measure.capacity import KV_SHARE, ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad
-from fastgen_operator.autoscale.observation import Fleet
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.sample import Fleet
 
 # Scale up without waiting for the slow average if the fast one requires this many times the ready replicas.
 JUMP_RATIO: Final = 2.0
@@ -58,7 +58,8 @@ def required_replicas(
     others. Their arrivals count.
 
     Args:
-        fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load.
+        fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load; in the
+            demand's `floor` they count as fully utilized.
         loaded: number of replicas that receive load, with or without a fresh sample.
         speeds: capacity and stragglers. The capacity may be unknown only if there is no demand.
     """

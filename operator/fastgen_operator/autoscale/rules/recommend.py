@@ -15,7 +15,6 @@ from fastgen_operator.autoscale.measure.averages import WindowMaximum
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad
-from fastgen_operator.autoscale.observation import MISSED_SCRAPES, Fleet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.dry_run import DryRun
 from fastgen_operator.autoscale.rules.headroom import derived_utilization
@@ -28,6 +27,7 @@ from fastgen_operator.autoscale.rules.needs import (
 )
 from fastgen_operator.autoscale.rules.rate_limits import Scaling
 from fastgen_operator.autoscale.rules.release import Release
+from fastgen_operator.autoscale.sample import MISSED_SCRAPES, Fleet
 
 # Within one period, a fleet grows to at most twice its size or by four replicas, as with a HorizontalPodAutoscaler.
 UP_SECONDS: Final = 15.0

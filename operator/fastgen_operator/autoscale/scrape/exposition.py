@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastgen_operator.autoscale.observation import SAMPLE_METRICS, Metric, Sample, StepCoefficients
+from fastgen_operator.autoscale.sample import SAMPLE_METRICS, Metric, Sample, StepCoefficients
 
 # Why a scrape failed; a label of the counter of failed scrapes.
 UnusableReason = Literal[

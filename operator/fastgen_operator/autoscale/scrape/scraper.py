@@ -1,7 +1,7 @@
-"""Scrape the metrics of many fleets over kept connections.
+"""Scrape the metrics of many fleets over keep-alive connections.
 
-One fleet cannot hold up the others: each has a limited number of requests in flight, all fleets with recent timeouts
-together have at most half of all, and the time to parse the responses of a fleet is limited. See
+One fleet cannot hold up the others: each has a limited number of requests in flight, fleets with recent timeouts share
+at most half of all requests in flight, and the time to parse the responses of a fleet is limited. See
 docs/decisions/047-scrapes-with-aiohttp.md.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
 from fastgen_operator.pods import HTTP_PORT
 

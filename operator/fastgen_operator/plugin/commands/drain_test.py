@@ -103,7 +103,7 @@ def _evict(load: _Load, victim: str, before: list[str]) -> dict[str, Any]:
     while victim not in load.open:
         failures = [f": {result.message}" for result in load.results if result.pod == victim and result.message]
         if failures or time.monotonic() > deadline:
-            raise PluginError(f"pod {victim} answers no request, so nothing was evicted{''.join(failures[:1])}")
+            raise PluginError(f"no stream opened on pod {victim}, so nothing was evicted{''.join(failures[:1])}")
         time.sleep(_POLL_SECONDS)
     open_streams, began = load.open.count(victim), time.monotonic()
     load.cluster.evict(load.pods[victim])

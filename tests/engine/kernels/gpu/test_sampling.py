@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine.sampling.test_device_sampler import CPU, ENDS, Batch, Row, admission, random_batch
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.kernels.gpu.sampling import logits
 from fastgen.kernels.gpu.sampling import tokens as sampling
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs

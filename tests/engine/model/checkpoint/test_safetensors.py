@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import Checkpoint
 from fastgen.model.native import open_checkpoint

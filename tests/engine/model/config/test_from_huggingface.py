@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from fastgen.config import ConfigError, EngineConfig
 from fastgen.kv_cache.sizing import KVShape, resolve_max_model_length
 from fastgen.model import ModelError
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import is_native
 from fastgen.model.native import make_ropes
+from fastgen.settings import ConfigError, EngineConfig
 from support.tiny_models import TINY
 
 

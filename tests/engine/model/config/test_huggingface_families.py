@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from fastgen.config import EngineConfig
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu, load_on_torch
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import host_runner, with_cache
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import EngineConfig
 from support.driving import FewBlocks, generate, run_in_chunks
 from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
 

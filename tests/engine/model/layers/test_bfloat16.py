@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastgen.config import ConfigError
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.model.layers.linear import OneDNNLinear, PackedFormat, PlainLinear, packing_fault, padded_rows
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
+from fastgen.settings import ConfigError
 from support.demo_weights import demo_model
 from support.driving import load, run_in_chunks
 from support.perplexity import perplexity, text_tokens

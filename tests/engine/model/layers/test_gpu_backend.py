@@ -11,7 +11,7 @@ from benchmarks.gpu.sizes import TINY
 from benchmarks.gpu.steps import Steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.layers.gpu_backend import GPUBackend
 from fastgen.model.layers.rope import Rope
 from support.recording_gpu import RecordingGPU

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.model.config.test_gguf_families import TOKENS, build
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.kernels.cpu.vector_width import has_vnni
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
 from fastgen.model.processor import INT8_VARIABLE

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fastgen.config import ConfigError
 from fastgen.model.checkpoint.safetensors import FloatTensor
 from fastgen.model.layers import linear
 from fastgen.model.layers.linear import (
@@ -18,6 +17,7 @@ from fastgen.model.layers.linear import (
     packing_fault,
     stacked,
 )
+from fastgen.settings import ConfigError
 from support.recording_gpu import RecordingGPU
 
 PACKED = [

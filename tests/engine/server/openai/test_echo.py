@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.server.serving import Serving
-from fastgen.core.request import FinishReason, Request, SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_output import TokenLogprobs
 from fastgen.link.messages import TokenOutput
 from fastgen.server.openai import echo
 from fastgen.server.openai.completions import _ChoiceWriter
-from fastgen.server.openai.protocol import CompletionRequest
+from fastgen.server.openai.generation_request import CompletionRequest
 from fastgen.text.request_output import RequestOutput
 from fastgen.text.tokenizer import Tokenizer
 

@@ -15,12 +15,12 @@ import transformers
 from engine.server.openai.test_special_token_markers import write_model
 from engine.server.scripted_prompts import messages_for
 from engine.server.serving import serving
-from fastgen.config import ConfigError
-from fastgen.core.request import SamplingParams
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.generation_defaults import BANNED, IGNORED, NUMBERS, WITHOUT_EFFECT, generation_defaults
 from fastgen.server.openai import completions
-from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest
 from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.settings import ConfigError
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving, leaves_its_grammar
-from fastgen.core.request import RequestError
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.core.request_error import RequestError
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.request import ResponseRequest
 
 PATH = "/v1/responses"

@@ -11,8 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
-from fastgen.core.request import SamplingParams
-from fastgen.server.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from fastgen.core.sampling_params import SamplingParams
+from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest, GenerationRequest
 from fastgen.server.serving.encoding import encode_bad_words
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.tokenizer import Tokenizer

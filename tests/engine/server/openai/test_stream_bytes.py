@@ -20,7 +20,6 @@ import pytest
 from engine.server.scripted_engine import END, REPLY, scripted_logprobs
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.thinking_model import write_thinking_model
-from fastgen.config import ServerConfig
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_output import TokenLogprobs
@@ -35,6 +34,7 @@ from fastgen.server.serving.held_memory import HeldMemory
 from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.service import Service
+from fastgen.settings import ServerConfig
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.reasoning import reasoning_format
 from fastgen.text.tokenizer import Tokenizer

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
-from fastgen.core.request import Grammar, RequestError
-from fastgen.server.openai.protocol import ChatRequest, CompletionRequest
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
+from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 BY_SCHEMA = Grammar(kind="json_schema", text=json.dumps(SCHEMA))

@@ -9,10 +9,10 @@ import pytest
 from tokenizers import AddedToken
 
 from engine.text.matching import END, byte_tokenizer, matches
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import Structure, Tools, constrained, offered_tools, tools_grammar
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.request import ResponseRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.chat_template import ChatTemplate

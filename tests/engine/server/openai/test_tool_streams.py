@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastgen.core.request import FinishReason
 from fastgen.server.openai.chat.choices import ChatChunkWriter, chat_choice
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.output import Output
 from fastgen.text.reasoning import ReasoningFormat, Start
 from fastgen.text.rendered_request import RenderedRequest

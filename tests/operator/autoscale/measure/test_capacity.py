@@ -8,8 +8,8 @@ import pytest
 
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds, modelled
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestShape, load_after
-from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.sample import Fleet, Sample, StepCoefficients
 from harness.fluid import BUDGET, GENERATED, PROMPT, RATE, policy
 
 SHAPE = RequestShape(PROMPT, PROMPT, GENERATED)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastgen_operator.autoscale.measure.averages import WindowMaximum
 from fastgen_operator.autoscale.measure.rates import RequestSums, rates_between
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 
 
 def test_a_counter_that_decreased_was_reset() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.observation import Sample
 from fastgen_operator.autoscale.rules.release import Release
 from fastgen_operator.autoscale.rules.schedules import Floor
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP, policy
 from harness.objects import pod_with

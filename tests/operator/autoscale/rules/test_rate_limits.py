@@ -8,8 +8,8 @@ import pytest
 
 from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.observation import Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.rate_limits import RateLimits, Scaling, rate_limits_of
+from fastgen_operator.autoscale.sample import Sample, StepCoefficients
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
 from harness.objects import pod_with

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity
-from fastgen_operator.autoscale.observation import Fleet, Sample
 from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.sample import Fleet, Sample
 from harness.fluid import BUDGET, PROMPT_RATE, RATE, STEP, FluidFleet, policy
 
 

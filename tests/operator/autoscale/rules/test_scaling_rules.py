@@ -15,10 +15,10 @@ from fastgen_operator.autoscale.measure.averages import Average
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
 from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, rates_between
-from fastgen_operator.autoscale.observation import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.needs import Need, required_replicas
 from fastgen_operator.autoscale.rules.recommend import State, recommend
+from fastgen_operator.autoscale.sample import Fleet, Sample, StepCoefficients
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, RATE, STEP, policy
 
 SCRAPE = 5.0

@@ -13,8 +13,8 @@ import pytest
 
 from fastgen_operator.api.autoscaling import CRON_PATTERN, Autoscaling
 from fastgen_operator.autoscale.decision import Change, Decision, Limit
-from fastgen_operator.autoscale.observation import Sample, StepCoefficients
 from fastgen_operator.autoscale.rules.schedules import Floor, explained, faults, timetable, with_floor
+from fastgen_operator.autoscale.sample import Sample, StepCoefficients
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
 from harness.objects import pod_with

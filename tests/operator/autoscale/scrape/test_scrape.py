@@ -21,7 +21,7 @@ from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.http.server import KEEP_ALIVE_SECONDS
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
-from fastgen_operator.autoscale.observation import Sample
+from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
 from fastgen_operator.metrics import Metrics as OperatorMetrics

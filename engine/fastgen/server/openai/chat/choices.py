@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from fastgen.core.step_output import TokenLogprobs
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.logprobs import TokenText, chat_logprobs
-from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_bodies import (
     AssistantMessage,
     ChatChoice,

@@ -11,8 +11,8 @@ from fastgen.server.http.sse import EventTemplate, event, while_connected
 from fastgen.server.openai.chat.choices import ChatChunkWriter, chat_choice
 from fastgen.server.openai.chat.rendering import rendered_chat
 from fastgen.server.openai.chunk_events import ChunkEvents
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
-from fastgen.server.openai.protocol import ChatRequest
 from fastgen.server.openai.response_bodies import (
     ChatChunk,
     ChatChunkChoice,

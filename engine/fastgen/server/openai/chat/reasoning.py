@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.server.openai.fields.messages import text_of
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.reasoning import Start, after_reasoning
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fastgen.config import ConfigError
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.openai.chat.reasoning import reasoned, start_of, template_variables
 from fastgen.server.openai.chat.tools import Tools, constrained, described, offered_tools
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.encoding import encode_bad_words, encode_rendered
 from fastgen.server.serving.held_memory import most_logprob_tokens
 from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start
 from fastgen.text.rendered_request import RenderedRequest

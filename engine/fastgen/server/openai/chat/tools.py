@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastgen.core.request import Grammar, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import Grammar
 from fastgen.server.openai.fields.messages import with_text
 from fastgen.server.openai.fields.types import field_error
-from fastgen.server.openai.protocol import ChatRequest
+from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.text.grammars.lark import arguments_grammar
 from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES

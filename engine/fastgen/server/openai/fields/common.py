@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from fastgen.core.request import Pooling, Request, SamplingParams
+from fastgen.core.request import Pooling, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide, field_error
 from fastgen.server.openai.fields.unsupported import ignored
 

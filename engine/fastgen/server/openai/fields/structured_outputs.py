@@ -14,7 +14,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
-from fastgen.core.request import Grammar
+from fastgen.core.sampling_params import Grammar
 from fastgen.server.openai.fields.types import field_error, optional
 
 # Converting longer EBNF to Lark syntax would block the event loop for longer than a step.
@@ -145,7 +145,7 @@ _TYPED = {
 
 
 class StructureFields(BaseModel):
-    """Fields of which one may give the structure of the output. Each holds a Grammar or None."""
+    """Fields that give the structure of the output; at most one may be set. Each holds a Grammar or None."""
 
     response_format: Any = _field(_response_format, _TYPED)
     guided_json: Any = _field(_schema_grammar, _OBJECT, _TEXT)

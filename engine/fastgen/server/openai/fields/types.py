@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict
 
-from fastgen.core.request import MOST_LOGIT_BIASES, RequestError
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import MOST_LOGIT_BIASES
 
 _MAX_STOP_STRINGS = 64
 _MAX_STRING_LENGTH = 1024  # characters of a stop string or bad word

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from fastgen.core.request import RequestError
+from fastgen.core.request_error import RequestError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.fields.types import Boolean, EncodingFormat, Integer, Prompts

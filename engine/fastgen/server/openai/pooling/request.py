@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import msgspec
 from pydantic import Field
 
-from fastgen.core.request import Pooling, Request, SamplingParams
+from fastgen.core.request import Pooling, Request
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
 from fastgen.server.serving.encoding import encode

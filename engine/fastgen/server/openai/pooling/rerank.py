@@ -93,7 +93,7 @@ class _PairsRequest(PoolingRequest):
         first, second = map(len, self.texts())
         if first not in (1, second):
             one, other = self.params
-            raise field_error(one, f"has {first} texts, and {other} has {second}; give one text, or one for each")
+            raise field_error(one, f"has {first} texts, and {other} has {second}; give one text, or as many as {other}")
         return [(0 if first == 1 else index, index) for index in range(second)]
 
 

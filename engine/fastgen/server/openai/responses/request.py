@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, ValidationError
 from fastgen.server.openai.fields.messages import TextContent, with_text
 from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
 from fastgen.server.openai.fields.unsupported import OpenAIFields, ignored, refused
-from fastgen.server.openai.protocol import ChatRequest, SamplingNumbers
+from fastgen.server.openai.generation_request import ChatRequest, SamplingNumbers
 from fastgen.server.openai.responses.input_items import messages_of
 
 _NOT_STORED = "nothing is stored; send the whole input"

@@ -17,7 +17,7 @@ from fastgen.link.in_flight import InFlight, Rate
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContext
-from fastgen.server.serving import admission
+from fastgen.server.serving import queue_limit
 
 PLACES, QUEUE = 2, 3
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -174,12 +174,12 @@ def test_requests_sent_since_the_last_report_take_its_free_places_first() -> Non
 def test_a_rejected_request_does_not_count_as_waiting(
     running: int, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "current", lambda: RequestContext("a"))
+    monkeypatch.setattr(queue_limit, "current", lambda: RequestContext("a"))
     in_flight = InFlight(max_sequences=8)
     for number in range(running):
         in_flight.open(str(number), Ignoring())
     with pytest.raises(APIError, match=f"no room for 2 more: {waiting} requests are waiting, and at most 0 may"):
-        admission.admit(in_flight, ["a", "b"], max_queued_requests=0)
+        queue_limit.admit(in_flight, ["a", "b"], max_queued_requests=0)
     assert in_flight.num_queued == waiting
 
 
@@ -208,4 +208,4 @@ def test_the_rate_is_unbiased_from_the_start_and_follows_a_change() -> None:
 
 @pytest.mark.parametrize(("queue", "rate", "seconds"), [(100, 10.0, 5), (3, 100.0, 1), (1000, 0.1, 60), (10, 0.0, 60)])
 def test_retry_after_is_the_time_to_drain_half_the_queue(queue: int, rate: float, seconds: int) -> None:
-    assert admission.retry_after(queue, rate) == seconds
+    assert queue_limit.retry_after(queue, rate) == seconds

@@ -13,7 +13,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
-from fastgen.core.request import Request, RequestError, SamplingParams
+from fastgen.core.request import Request
+from fastgen.core.request_error import RequestError
+from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.fields.common import EngineFields
 from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice
 from fastgen.server.openai.fields.structured_outputs import StructureFields

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.children.placement import ANYWHERE, Placement, placement_of
+from fastgen_operator.children.download_placement import ANYWHERE, Placement, placement_of
 from fastgen_operator.children.pod import build_pod
 from fastgen_operator.kinds import Object
 from harness.objects import desired_of, stored

@@ -44,7 +44,15 @@ def settled(space: Space, operator: OperatorProcess) -> None:
 
 def finish_download(space: Space) -> None:
     """Let the download Job complete; the test bed has no kubelet."""
-    (pod,) = eventually(lambda: space.items("pods", labels="job-name"), within=20, what="a download") or []
+
+    def pending() -> list[Object]:
+        """Return the pods of downloads without those of an earlier one, which may still be there."""
+        pods = space.items("pods", labels="job-name")
+        return [
+            pod for pod in pods if pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    (pod,) = eventually(pending, within=20, what="a download")
     ended = {"exitCode": 0, "reason": "Completed", "startedAt": NOW, "finishedAt": NOW}
     container = {"name": pod["spec"]["containers"][0]["name"], "image": "", "imageID": "", "restartCount": 0}
     status = {

@@ -265,7 +265,7 @@ def test_nothing_is_written_without_leadership() -> None:
         lambda: client.create_event(some, {}),
         lambda: client.count_event(some, "x", 2, ""),
     ):
-        with pytest.raises(KubeError, match="does not lead"):
+        with pytest.raises(KubeError, match="no longer the leader"):
             write()
 
 

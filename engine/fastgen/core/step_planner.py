@@ -264,13 +264,13 @@ class StepPlanner:
         """Add at most `most` of a prompt, as blocks allow.
 
         If that is all that is left of the step, and the time bounds it, the step is then full: it fills whole tiles of
-        rows. Return False if no token was added.
+        rows. Return False if no token was added: others may have a shorter context.
         """
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
         capacity = self._pool.token_capacity(sequence.block_table, start + before)
         added = min(self._num_left(sequence), most.tokens, capacity)
         in_time = self._tokens_in_time(start, before, most)
-        is_full = in_time < added and most is self._left
+        is_full = 0 < in_time < added and most is self._left
         if is_full:
             rows = self._num_decodes + sum(self._prompts.values())
             in_time = whole_tiles(rows, in_time, most.excess)

@@ -160,6 +160,21 @@ def test_short_prompts_advance_beside_one_whose_tokens_do_not_fit() -> None:
     assert short.is_decoding
 
 
+def test_a_longer_prompt_advances_beside_one_with_fewer_tokens_left_that_do_not_fit() -> None:
+    times = Known(StepCoefficients(0.05, 0.001, 0.0, 1e-4))
+    s = scheduler(blocks=400, block_size=64, budget=256, sequences=8, chunker=Chunker("even", FixedTarget(0.04, times)))
+    arrive = Arrivals()
+    s.add(first := arrive(prompt=3000))
+    for _ in range(3):
+        run(s)
+    play(s, [], 1, arrive)
+    assert 0 < first.num_pending_tokens < 2500
+    s.add(other := arrive(prompt=2500))
+    computed = [(run(s), other.num_computed_tokens)[1] for _ in range(20)]
+    assert not first.is_decoding
+    assert all(later > before for before, later in pairwise(computed[2:]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_long_prompt_keeps_the_target_of_running_decodes(steps_in_flight: int) -> None:

@@ -244,3 +244,13 @@ def test_vllms_names_are_an_option(accept: str) -> None:
     assert shown == set(asked), "a scraper may ask for some of them by name"
     plain = metrics_with_values("none").expose(accept, 0)[0].decode()
     assert "vllm" not in plain
+
+
+def test_prompts_that_end_without_a_first_token_and_without_a_waiting_client_are_counted_as_cancelled() -> None:
+    """The autoscaler leaves them out of the mean lengths."""
+    metrics = Metrics("m")
+    for reason in FinishReason:
+        metrics.finished(reason, 1.0, 10, 0)
+        metrics.finished(reason, 1.0, 100, 1)
+    cancelled = metrics.registry.get_sample_value("fastgen_cancelled_prompt_tokens_total", {"model_name": "m"})
+    assert cancelled == 10 * len({FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.REJECTED})

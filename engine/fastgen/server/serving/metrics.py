@@ -43,8 +43,8 @@ _SCHEDULER_GAUGES = (
     ),
     ("oldest_waiting_seconds", "oldest_waiting_seconds", "Time the oldest waiting request has waited, in seconds."),
 )
-# Finish reasons that, before the first token, mean that the client no longer waits.
-_CANCELLED = (FinishReason.ABORT, FinishReason.DEADLINE)
+# Finish reasons that, before the first token, mean that the client no longer waits, or that nothing was computed.
+_CANCELLED = (FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.REJECTED)
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram, Info)
 

@@ -50,7 +50,7 @@ class Load:
         short = Workload(self.streams, 1, 16, 1, 0, seed).asks()
         long = Workload(self.prompts, 1, self.words, 1, 0, seed + 1).asks()
         draw = random.Random(seed)
-        return tuple([f"{draw.random()} {ask.text}" for ask in asks] for asks in (short, long))  # type: ignore[return-value]
+        return [f"{draw.random()} {ask.text}" for ask in short], [f"{draw.random()} {ask.text}" for ask in long]
 
 
 class Stream(threading.Thread):

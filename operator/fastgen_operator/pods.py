@@ -178,7 +178,7 @@ class Pod(Stored):
 
     @cached_property
     def is_starting(self) -> bool:
-        """Whether it is in its first start, or still waits for the scheduler.
+        """Whether it waits for the scheduler, or its containers start for the first time.
 
         No container, apart from init containers and sidecars, has passed its startup probe, ended or restarted. False
         if the pod has ended, or if it gets no node for now (`pending`).
@@ -219,7 +219,7 @@ class Pod(Stored):
 
     @cached_property
     def unready_since(self) -> float | None:
-        """Since when its condition Ready is not True, in seconds since 1970; None if it is True or missing."""
+        """When its condition Ready stopped being True, in seconds since 1970; None if it is True or missing."""
         return None if self.is_ready else _changed_at(self.condition("Ready"))
 
     @cached_property

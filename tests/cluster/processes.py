@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cluster.waiting import wait_for
 
-# Programs of Kubernetes collect garbage less often: a fifth less processor time in the operator's tests. Near the limit
-# they collect it more often: an API server had 12 GB after tests with the largest resources, and others had no memory.
+# A larger heap between garbage collections takes a fifth of the processor time off the operator's tests. The limit
+# bounds it: without one, an API server took 12 GB after the tests with the largest resources.
 ENVIRONMENT = {"GOGC": "400", "GOMEMLIMIT": "4GiB"}
 
 

@@ -29,7 +29,7 @@ def token_logprobs(logits: torch.Tensor, token_ids: abc.Sequence[int], top: abc.
 
 
 def unpack_logprobs(packed: torch.Tensor, token_ids: abc.Sequence[int], top: abc.Sequence[int]) -> list[TokenLogprobs]:
-    """Unpack the results of the operator `token_logprobs`, on the host.
+    """Convert the results of the operator `token_logprobs` to Python values on the host.
 
     Args:
         packed: [Q, 2 + 2 * num_top] float64.

@@ -14,10 +14,10 @@ MISSED_SCRAPES = 3
 
 
 class StepCoefficients(NamedTuple):
-    """An engine's fit of its step times, in seconds. Zeros until it has one.
+    """Coefficients of an engine's step time, in seconds; zeros until the engine has fitted them.
 
     A step takes base + token · tokens + kv_token · resident KV tokens + context_pair · the sum over prompt chunks of
-    tokens · tokens before the chunk.
+    (tokens - 1) · tokens before the chunk.
 
     Attributes:
         context_pair: 0 from engines that do not have it.

@@ -92,9 +92,9 @@ def _is_new(pod: Pod, last: Object) -> bool:
 
 
 def _broken_pods(situation: Situation) -> list[tuple[Pod, Failure]]:
-    """Return the pods whose engine ended because its GPU failed or it hung, and has not started again.
+    """Return the pods whose engine exited because its GPU failed or because it hung, with the failures.
 
-    Each has its failure. Empty on CPUs.
+    Pods whose engine has started again are left out. Empty on CPUs.
     """
     # A pod may claim its GPU by `resourceClaims`, with a count of 0.
     if situation.spec.engine.device == "cpu":

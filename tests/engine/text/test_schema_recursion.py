@@ -79,7 +79,7 @@ def test_a_schema_whose_values_never_end_is_refused_by_its_place(schema: dict[st
         document({"anyOf": [{"type": "object", **HAS_CHILD}, {"const": {"x": 1}}]}),
         document({"type": "object", **HAS_CHILD, "enum": [{"x": 1}]}),
         document({"type": "array", "minItems": 1, "items": OTHER}, {"type": ["null", "array"], "items": SELF}),
-        # Nothing matches these definitions, which the library says.
+        # Nothing matches these definitions. The library reports that itself.
         document(False),
         document({"not": {}}),
         document({"type": "array", "minItems": 1, "items": OTHER}, False),

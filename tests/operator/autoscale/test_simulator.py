@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 
 GPU = Engine(A100_8B, Targets(1.0, 0.05))
 ASYNCHRONOUS = replace(GPU, device=replace(A100_8B, steps_in_flight=2))
-# Attention over contexts costs what the comment at `A100_8B` says.
+# With the cost of attention over a context, which `A100_8B` omits; its comment derives the number.
 CONTEXTS = replace(GPU, device=replace(A100_8B, context_pair=2.8e-9))
 CPU = Engine(CPU_135M, Targets(10.0, 0.4))
 

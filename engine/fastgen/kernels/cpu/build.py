@@ -36,7 +36,7 @@ def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:
 
 
 def start(modules: Iterable[str] = ALWAYS) -> list[subprocess.Popen[bytes]]:
-    """Start and return a process for each module that numba's folder lacks, which compiles it into the folder.
+    """Compile each module that is missing in numba's cache folder in a process of its own; return the processes.
 
     Start none without a folder, or if this process has already imported numba.
     """

@@ -271,7 +271,7 @@ class Connection(HttpToolsProtocol):
             self.writable_callback()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject the request, with 400 unless another error was found, and close the connection.
+        """Reject the request with 400, or with the error that was found before, and close the connection.
 
         uvicorn calls this if the parser fails.
         """

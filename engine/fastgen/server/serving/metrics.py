@@ -114,7 +114,7 @@ class Metrics:
         self._cache_hits = self._make(Counter, "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
         model = self._make(
             Gauge, "step_model", "Online fit: step seconds = base + token * tokens + kv_token * KV cache tokens + "
-            "context_pair * sum over prompt chunks of tokens * tokens before the chunk.",
+            "context_pair * sum over prompt chunks of (tokens - 1) * tokens before the chunk.",
             ["coefficient"],
         )  # fmt: skip
         self._step_model = [model.labels(self._model_name, name) for name in StepCoefficients._fields]

@@ -1,1 +1,1 @@
-"""JSON schemas of requests: rewritten to what llguidance enforces exactly, or rejected, naming the keyword."""
+"""Rewrites JSON schemas of requests to what llguidance enforces exactly, or rejects them and names the keyword."""

@@ -118,7 +118,11 @@ def _rename_draft_3(found: dict[str, Any]) -> None:
 
 
 def _rewrite_unevaluated(found: dict[str, Any]) -> None:
-    """Replace `unevaluatedProperties` and `unevaluatedItems` where no other schema applies to the same value."""
+    """Rename `unevaluatedProperties` to `additionalProperties` and `unevaluatedItems` to `items`.
+
+    If these are given, drop the former. They mean the same where no other schema applies to the same value; otherwise
+    they stay.
+    """
     if not _IN_PLACE.isdisjoint(found):
         return
     for name, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):

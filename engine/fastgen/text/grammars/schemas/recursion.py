@@ -67,7 +67,7 @@ class _Values:
                 self._needs[f"{name} {kind}"] = _possible(self._of_kind(schema, kind))
 
     def endless_definition(self) -> str | None:
-        """Return the name of a definition whose values all contain others of it without end; None if there is none."""
+        """Return the name of a definition that no finite value matches; None if there is none."""
         endless = {*self._needs} - with_an_end(self._needs) - without_a_match(self._needs)
         symbol = next((name for name in self._definitions if name in endless), None)
         if symbol is None:

@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine",
 from prometheus_client import generate_latest  # noqa: E402
 
 from fastgen.server.serving.metrics import Metrics  # noqa: E402
-from fastgen_operator.pods import HTTP_PORT  # noqa: E402
+from fastgen_operator.objects.container import HTTP_PORT  # noqa: E402
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP  # noqa: E402
 
 MODEL = "simulated"

@@ -24,9 +24,9 @@ from cluster.programs import ensure_programs
 from dashboards.files import rendered
 from dashboards.picture import Span, draw
 from engine.server.serving import REAL, serving  # type: ignore[import-not-found]
-from fastgen_operator.kinds import DOWNLOADED_ANNOTATION
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.labels_and_annotations import DOWNLOADED_ANNOTATION
+from fastgen_operator.objects.container import HTTP_PORT
 from harness.chart import SYSTEM, install, operator_kubeconfig
 from harness.monitored_fleet import CACHED, MonitoredFleet, runner
 from harness.process import OperatorProcess

@@ -1,4 +1,4 @@
-"""The kinds that the operator reads or writes, and its labels and annotations."""
+"""The kinds that the operator reads or writes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,6 @@ from typing import Any, Final
 
 GROUP: Final = "fastgen.dev"
 VERSION: Final = "v1alpha1"
-
-# Maps a child to its FastGenDeployment: pods are selected and watches filtered by this label.
-OWNER_LABEL: Final = f"{GROUP}/deployment"
-# Suffix of the label's value on download pods, so that no selector of serving pods matches them. Resource names contain
-# no underscore.
-FETCH_SUFFIX: Final = "_fetch"
-# Hash of the manifest last applied to a child and, for a Deployment, of its pod template: see `plan/changes.py`.
-APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
-# The model's folder in its volume: the folder that pods read, or that a download Job fills.
-MODEL_ANNOTATION: Final = f"{GROUP}/model"
-# The uid of the claim that a Job fills: a recreated claim of the same name is empty.
-CLAIM_ANNOTATION: Final = f"{GROUP}/claim"
-# On a Job that the operator ended because another container kept its pod running: the download is complete.
-DOWNLOADED_ANNOTATION: Final = f"{GROUP}/downloaded"
-# On a claim: its uid and the folder of the model downloaded to it last, so that nothing depends on a finished Job.
-CACHED_ANNOTATION: Final = f"{GROUP}/cached"
-# On a Job: a hash of its download, independent of the nodes that it may run on.
-FETCH_ANNOTATION: Final = f"{GROUP}/fetch"
-# The Kueue queue of a workload.
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-FIELD_MANAGER: Final = "fastgen-operator"
 
 # An API object, as decoded JSON.
 Object = dict[str, Any]

@@ -12,8 +12,8 @@ import pytest
 from cluster.commands import CommandError
 from fastgen_operator.children.network_policy import dns_egress
 from fastgen_operator.children.platform import CLUSTER_DNS, DNS_PORTS, MODEL_SOURCES, PLAIN_PODS, PodSettings
-from fastgen_operator.kinds import OWNER_LABEL
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.objects.container import HTTP_PORT
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import SYSTEM, Helm
 

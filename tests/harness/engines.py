@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 from harness.fluid import BUDGET, GENERATED, PROMPT, STEP
 
 Fault = Literal["none", "hangs", "nan", "huge", "other model"]

@@ -13,7 +13,7 @@ from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.sample import Fleet, Sample, StepCoefficients
 from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Subject
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.pod import Pod
 from harness.objects import pod_with
 
 PROMPT, GENERATED, BUDGET = 500.0, 100.0, 512.0

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final, get_args
 
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 from harness.engines import FakeEngine, Fault
 
 _LABELS: Final = b",".join(b'a%d="b"' % n for n in range(90_000))

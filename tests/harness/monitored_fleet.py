@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dashboards.picture import Runner, Series, Span
 from dashboards.queries import fill
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 from harness.chart import SYSTEM
 from harness.process import OperatorProcess
 from harness.prometheus import Prometheus, Target

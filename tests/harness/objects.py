@@ -14,11 +14,12 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.platform import Platform, PodSettings
 from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.template import build_template
-from fastgen_operator.kinds import DEPLOYMENT, FIELD_MANAGER, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, Kind, Object
+from fastgen_operator.objects.managed_fields import FIELD_MANAGER
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import desired_state
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod
 from harness.space import resource
 
 UID = "uid-of-chat"

@@ -14,10 +14,10 @@ from fastgen_operator.autoscale.scrape.exposition import parse_sample
 from fastgen_operator.autoscale.supply import StartTimes
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.kinds import DEPLOYMENT
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import subject_of
-from fastgen_operator.pods import Pod
 
 
 class Operator:

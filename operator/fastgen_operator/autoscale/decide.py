@@ -46,7 +46,7 @@ def decide(case: Case) -> tuple[Decision, State]:
             # Nothing carried out the last recommendation.
             before = replace(before, replicas=fleet.replicas)
         decision, state = recommend(policy, before, fleet, now)
-        window = state.release.window(policy.down_window)
+        window = state.scale_down_window.seconds(policy.down_window)
         shown, dry_run = state.dry_run.show(explained(decision, case.floor), fleet.replicas, window, now)
         return shown, replace(state, dry_run=dry_run)
     decision, state = recommend(policy, before, fleet, now)

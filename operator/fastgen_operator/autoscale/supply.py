@@ -11,7 +11,7 @@ from itertools import islice
 from statistics import median_low
 from typing import Final, Literal
 
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.pod import Pod
 
 PodState = Literal["Ready", "Starting", "Unschedulable", "Failing", "Lost", "Draining"]
 """Ready: serves. Starting: waits for the scheduler, or has a node and is not overdue. Unschedulable: no node fits, or

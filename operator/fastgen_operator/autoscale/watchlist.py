@@ -20,7 +20,7 @@ from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.sample import Fleet, Sample
 from fastgen_operator.autoscale.supply import PodState, PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Key
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.pod import Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastgen_operator.kinds import FETCH_SUFFIX, OWNER_LABEL, Object
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import FETCH_SUFFIX, OWNER_LABEL
 
 # Reason of conditions: a pod waits, because the node that has the volume does not accept it.
 VOLUME_ON_ONE_NODE: Final = "VolumeOnOneNode"

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL, Kind, Object
+from fastgen_operator.kinds import FASTGEN, Kind, Object
+from fastgen_operator.labels_and_annotations import FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")

@@ -15,9 +15,15 @@ from fastgen_operator.api.model import Cache
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.download_placement import ANYWHERE, Placement
 from fastgen_operator.children.model_volume import SCRATCH_VOLUME, disposable_volumes, fetch_container, model_files
-from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM_ANNOTATION, FETCH_ANNOTATION, MODEL_ANNOTATION, Object
-from fastgen_operator.objects import fingerprint
-from fastgen_operator.pods import ENGINE_CONTAINER
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import (
+    CACHED_ANNOTATION,
+    CLAIM_ANNOTATION,
+    FETCH_ANNOTATION,
+    MODEL_ANNOTATION,
+)
+from fastgen_operator.objects.container import ENGINE_CONTAINER
+from fastgen_operator.objects.stored import fingerprint
 
 # The download runs where the engines will: a volume can be bound to the node or zone of its first consumer. The
 # affinity includes the co-location with the engines that a ReadWriteOnce volume needs. Names are resolved alike, too.

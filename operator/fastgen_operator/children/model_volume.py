@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from fastgen_operator.api.model import DEFAULT_REVISION
 from fastgen_operator.children.desired import Desired
-from fastgen_operator.pods import FETCH_CONTAINER
+from fastgen_operator.objects.container import FETCH_CONTAINER
 
 MODELS_PATH: Final = "/mnt/models"
 VOLUME: Final = "models"

@@ -7,7 +7,7 @@ from typing import Any
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.platform import Neighbours, Rule
 from fastgen_operator.kinds import POD_MONITOR, Object
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 
 
 def build_network_policies(desired: Desired) -> list[Object]:

@@ -17,8 +17,9 @@ from fastgen_operator.children.model_volume import (
     model_files,
     resources,
 )
-from fastgen_operator.kinds import MODEL_ANNOTATION, Object
-from fastgen_operator.pods import ENGINE_CONTAINER, HTTP_PORT
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import MODEL_ANNOTATION
+from fastgen_operator.objects.container import ENGINE_CONTAINER, HTTP_PORT
 
 # Time for EndpointSlices and proxies to stop routing to a terminating pod, which serves new requests until then.
 ENDPOINT_SECONDS: Final = 15

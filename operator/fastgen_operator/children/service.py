@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.children.desired import Desired
-from fastgen_operator.kinds import OWNER_LABEL, Object
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.objects.container import HTTP_PORT
 
 # Name and port of a pool's endpoint picker in the chart of the Gateway API inference extension.
 PICKER_SUFFIX: Final = "-epp"

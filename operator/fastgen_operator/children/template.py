@@ -11,8 +11,9 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.pod import build_pod
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.strategic_merge import MergeError, strategic_merge
-from fastgen_operator.kinds import MODEL_ANNOTATION, Object
-from fastgen_operator.pods import ENGINE_CONTAINER
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import MODEL_ANNOTATION
+from fastgen_operator.objects.container import ENGINE_CONTAINER
 
 _PATH: Final = "spec.podTemplate.spec"
 # How the API server names a field of a Deployment's pod template in a rejection, with or without a leading dot.

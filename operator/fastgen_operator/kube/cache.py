@@ -16,10 +16,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from fastgen_operator.kinds import FASTGEN, FETCH_SUFFIX, OWNER_LABEL, POD, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, POD, Key, Kind, Object
 from fastgen_operator.kube.compact import compact, pack, stub
-from fastgen_operator.objects import version_of
-from fastgen_operator.pods import Pod
+from fastgen_operator.labels_and_annotations import FETCH_SUFFIX, OWNER_LABEL
+from fastgen_operator.objects.pod import Pod
+from fastgen_operator.objects.stored import version_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,20 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 from uuid import uuid4
 
-from fastgen_operator.kinds import (
-    APPLIED_ANNOTATION,
-    DOWNLOADED_ANNOTATION,
-    EVENT,
-    FASTGEN,
-    FIELD_MANAGER,
-    JOB,
-    Kind,
-    Object,
-)
+from fastgen_operator.kinds import EVENT, FASTGEN, JOB, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.transport import ApiServer, KubeError, Query
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION, DOWNLOADED_ANNOTATION
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.objects import has_same_spec
+from fastgen_operator.objects.managed_fields import FIELD_MANAGER
+from fastgen_operator.objects.stored import has_same_spec
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

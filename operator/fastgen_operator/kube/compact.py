@@ -14,15 +14,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, GROUP, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
-from fastgen_operator.objects import (
-    FAULT,
-    TEMPLATE_DIGEST,
-    TEMPLATE_LABEL,
-    applied_entry,
-    foreign_entries,
-    template_digest,
-)
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, GROUP, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.labels_and_annotations import OWNER_LABEL, TEMPLATE_LABEL
+from fastgen_operator.objects.deployment import TEMPLATE_DIGEST, template_digest
+from fastgen_operator.objects.managed_fields import applied_entry, foreign_entries
+from fastgen_operator.objects.stored import FAULT
 
 # Levels of nesting of an object; the object itself is the first. The chart's admission policy has the same limit.
 LEVELS: Final = 32
@@ -35,7 +31,7 @@ _PACKED_FROM: Final = 1 << 13
 _PACKED: Final = "packed"
 
 # managedFields are half of many objects. Only the operator's own entry is read, and of Deployments also those of other
-# managers of the spec: see `plan/drift.py` and `plan/foreign.py`.
+# managers of the spec: see `plan/drift.py` and `plan/foreign_fields.py`.
 _METADATA: Final = ("managedFields", "selfLink", "finalizers")
 # No other annotations are read. Tenants may write 256 KiB of them.
 _ANNOTATIONS: Final = (f"{GROUP}/", "controller.kubernetes.io/", "deployment.kubernetes.io/")

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.sources import Source, Sources, describe
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of
-from fastgen_operator.objects import version_of
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.objects.stored import version_of
 
 # Seconds before the first retry of a failed list, and the maximum; the backoff doubles in between.
 _FIRST, _LONGEST = 1.0, 60.0

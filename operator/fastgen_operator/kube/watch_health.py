@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fastgen_operator.kinds import Kind, Object
-from fastgen_operator.objects import version_of
+from fastgen_operator.objects.stored import version_of
 
 
 class Watches:

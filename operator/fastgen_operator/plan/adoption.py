@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen_operator.children.desired import MANAGED_BY, Desired
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, JOB, OWNER_LABEL, Kind, Object
-from fastgen_operator.objects import is_terminating
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, JOB, Kind, Object
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.objects.stored import is_terminating
 from fastgen_operator.plan.observed import Observed
 
 

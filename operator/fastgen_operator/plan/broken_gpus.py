@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, failure_of
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod
 
 # The kubelet's backoff for crashing containers: it doubles, and is reset after ten minutes without a crash.
 FIRST_PAUSE: Final = timedelta(seconds=10)

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen_operator.autoscale.decision import counted
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, Kind, Object
-from fastgen_operator.objects import (
-    Deployment,
-    applied_fingerprint,
-    fingerprint,
-    foreign_managers,
-    name_of,
-    template_digest,
-)
+from fastgen_operator.kinds import DEPLOYMENT, Kind, Object
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION
+from fastgen_operator.objects.deployment import Deployment, template_digest
+from fastgen_operator.objects.managed_fields import foreign_managers
+from fastgen_operator.objects.stored import applied_fingerprint, fingerprint, name_of
 from fastgen_operator.plan.drift import first_lost_field
-from fastgen_operator.plan.foreign import ForeignField, foreign_fields
+from fastgen_operator.plan.foreign_fields import ForeignField, foreign_fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import applied_entry
+from fastgen_operator.objects.managed_fields import applied_entry
 
 # A path in FieldsV1, for example ("f:spec", "f:containers", 'k:{"name":"engine"}', "f:args").
 Path = tuple[str, ...]

@@ -13,11 +13,13 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.download_placement import ANYWHERE, Placement, placement_of
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_volume import VOLUME
-from fastgen_operator.kinds import JOB, MODEL_ANNOTATION, Object
-from fastgen_operator.objects import Claim, Job, name_of
+from fastgen_operator.kinds import JOB, Object
+from fastgen_operator.labels_and_annotations import MODEL_ANNOTATION
+from fastgen_operator.objects.container import FETCH_CONTAINER
+from fastgen_operator.objects.model_cache import Claim, Job
+from fastgen_operator.objects.stored import name_of
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import FETCH_CONTAINER
 
 
 @dataclass(frozen=True, slots=True)

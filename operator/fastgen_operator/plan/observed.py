@@ -6,18 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, OWNER_LABEL, Key, Kind, Object
-from fastgen_operator.objects import (
-    TEMPLATE_LABEL,
-    Claim,
-    Deployment,
-    Job,
-    Stored,
-    is_terminating,
-    name_of,
-    template_digest,
-)
-from fastgen_operator.pods import Pod, by_name
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, Key, Kind, Object
+from fastgen_operator.labels_and_annotations import OWNER_LABEL, TEMPLATE_LABEL
+from fastgen_operator.objects.deployment import Deployment, template_digest
+from fastgen_operator.objects.model_cache import Claim, Job
+from fastgen_operator.objects.pod import Pod, by_name
+from fastgen_operator.objects.stored import Stored, is_terminating, name_of
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
-from fastgen_operator.objects import FAULT, is_terminating, name_of
+from fastgen_operator.objects.pod import Pod
+from fastgen_operator.objects.stored import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
 from fastgen_operator.plan.model_cache import EndJob, finished_downloads, plan_download
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.rewritten import rewritten_fields
+from fastgen_operator.plan.rewritten_fields import rewritten_fields
 from fastgen_operator.plan.rollout import max_unavailable, pods_to_replace
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import SetDeletionCost, deletion_costs, pods_in_order
 
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import Job
+from fastgen_operator.objects.model_cache import Job
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import Pod
 
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)

@@ -1,19 +1,22 @@
-"""Derive from a pod's status why it does not serve: a condition's reason and message. Pure."""
+"""Derive from the status of pods why they do not serve: a condition's reason and message. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from fastgen import exit_codes
-from fastgen_operator.pods import IMAGE_PULL_REASONS, Container, Ending, Pod
+from fastgen_operator.objects.container import IMAGE_PULL_REASONS, Container, Ending
+from fastgen_operator.objects.pod import Pod
 
 # From the third restart on, the kubelet's backoff makes a pod appear running and crashed by turns.
 CRASH_LOOP_RESTARTS: Final = 3
 # The kubelet resets its backoff after a container has run this long.
 CRASH_MEMORY: Final = timedelta(minutes=10)
+# From this number of ended pods on, the cause is not a single node.
+ENDED_PODS: Final = 3
 
 _CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 # Exit codes of a process that was stopped: clean exit after SIGTERM, SIGKILL, SIGTERM.
@@ -47,6 +50,22 @@ def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
         if _may_fail(container, at) and (failure := _failure(container)) is not None:
             return Failure(failure.reason, f"pod {pod.name}: {failure.message}")
     return None
+
+
+def failure_of_ended(ended: Iterable[Pod], current: Sequence[Pod]) -> Failure | None:
+    """Return the failure of a Deployment whose pods end instead of becoming ready; None if only a few ended.
+
+    Args:
+        ended: pods that were evicted or rejected by their nodes.
+        current: the pods of the current template.
+    """
+    since = max((pod.condition("Ready").get("lastTransitionTime", "") for pod in current if pod.is_ready), default="")
+    # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
+    newest = [pod for pod in ended if not since or pod.created > since]
+    if len(newest) < ENDED_PODS or all(pod.is_ready for pod in current):
+        return None
+    last = max(newest, key=lambda pod: (pod.created, pod.name))
+    return Failure("PodsFailed", f"{len(newest)} pods were evicted or rejected by their nodes; {last.end}")
 
 
 def summary_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:

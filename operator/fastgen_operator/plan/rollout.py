@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
+from fastgen_operator.objects.pod import Pod, unschedulable_pods
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod, unschedulable_pods
 
 
 def max_unavailable(situation: Situation) -> int:

@@ -13,10 +13,10 @@ from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
 from fastgen_operator.autoscale.supply import PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import Job
+from fastgen_operator.objects.model_cache import Job
+from fastgen_operator.objects.pod import Pod, unschedulable_pods
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, summary_of
-from fastgen_operator.pods import Pod, unschedulable_pods
 from fastgen_operator.quantities import quantity
 
 

@@ -14,7 +14,7 @@ from fastgen_operator.autoscale.decide import decide
 from fastgen_operator.autoscale.decision import Decision, Sizing, counted
 from fastgen_operator.autoscale.journal import Entry, to_json
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
-from fastgen_operator.autoscale.measure.demand import FAST_SECONDS, SLOW_SECONDS
+from fastgen_operator.autoscale.measure.demand import FAST_SECONDS, SLOW_SECONDS, arriving_tokens
 from fastgen_operator.autoscale.measure.rates import RequestShape
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.headroom import DEVIATIONS, LEAST, MOST
@@ -74,13 +74,13 @@ def _sizing_steps(replay: Replay, policy: Policy, sizing: Sizing) -> dict[str, l
     demand, speeds, requests = state.demand, state.speeds, state.demand.requests
     fresh, loaded = demand.fresh(fleet, case.now, policy.scrape_seconds)
     shape, work = requests.mean, requests.work_per_prompt_token
-    arriving = sum(load.rates.arriving for load in fresh.values())
+    arriving = sum(arriving_tokens(load.rates) for load in fresh.values())
     scaled = "" if len(fresh) == loaded else f" x {loaded} replicas with load / {len(fresh)} with fresh metrics"
     now_rate = arriving * loaded / len(fresh) * work if fresh else 0.0
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, replace(policy, utilization=sizing.utilization))
     total = f"; {sizing.missing:.2f} more for failing pods and stragglers" if sizing.missing else ""
     kept = f"; {speeds.deficit:.2f} more for stragglers" if speeds.deficit else ""
-    factor, window = state.release.factor, state.release.window(policy.down_window)
+    factor, window = state.scale_down_window.factor, state.scale_down_window.seconds(policy.down_window)
     learned = f" ({policy.down_window:g} s x {factor}, learned)" if factor > 1 else ""
     return {
         "request": [

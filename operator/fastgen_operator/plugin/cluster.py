@@ -17,10 +17,11 @@ from kubernetes.config import ConfigException, list_kube_config_contexts, load_i
 from kubernetes.stream import portforward
 from urllib3.exceptions import HTTPError
 
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, Object
+from fastgen_operator.kinds import FASTGEN, POD, Object
 from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.pod import Pod
 
 _REQUEST_SECONDS: Final = 30.0
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastgen_operator.autoscale.supply import StartTimes, supply_of
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_failures import summary_of
-from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.reasons import remedy
 

@@ -10,22 +10,15 @@ from typing import Final
 
 from fastgen_operator.api import Spec
 from fastgen_operator.children.template import explain_refusal
-from fastgen_operator.kinds import (
-    APPLIED_ANNOTATION,
-    DEPLOYMENT,
-    JOB,
-    NETWORK_POLICY,
-    OPTIONAL_KINDS,
-    POD,
-    Kind,
-    Object,
-)
+from fastgen_operator.kinds import DEPLOYMENT, JOB, NETWORK_POLICY, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
-from fastgen_operator.objects import applied_fingerprint, foreign_managers, has_same_spec, name_of
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION
+from fastgen_operator.objects.managed_fields import foreign_managers
+from fastgen_operator.objects.stored import applied_fingerprint, has_same_spec, name_of
 from fastgen_operator.plan.adoption import Adopt
 from fastgen_operator.plan.changes import Apply
-from fastgen_operator.plan.foreign import take_over
+from fastgen_operator.plan.foreign_fields import take_over
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Delete, Plan, Problem, combine
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention

@@ -18,13 +18,13 @@ from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.broken_gpus import next_replacement
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, find_fault, make_plan, parse_spec
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import mode_of, subject_of
-from fastgen_operator.pods import Pod
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor

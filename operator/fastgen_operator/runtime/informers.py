@@ -12,9 +12,10 @@ import aiohttp
 import kopf
 
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import FASTGEN, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.cache import InformerCache, owner_of
 from fastgen_operator.kube.watch_health import Watches
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.runtime.kopf_session import Feed, KopfSession
 from fastgen_operator.runtime.settings import Settings
 from fastgen_operator.runtime.workqueue import WorkQueue

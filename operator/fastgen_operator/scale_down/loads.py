@@ -9,7 +9,7 @@ from typing import Final
 
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.pod import Pod
 
 logger = logging.getLogger(__name__)
 

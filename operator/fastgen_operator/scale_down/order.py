@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fastgen_operator.pods import Pod, by_name
+from fastgen_operator.objects.pod import Pod, by_name
 
 # Annotation of a pod: the ReplicaSet controller deletes the ready pod with the lowest cost first.
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"

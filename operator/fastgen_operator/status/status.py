@@ -11,7 +11,7 @@ from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import condition_of
+from fastgen_operator.objects.stored import condition_of
 from fastgen_operator.plan.broken_gpus import last_replacement
 from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem

@@ -14,10 +14,10 @@ from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.supply import PodSupply
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.plan.subject import subject_of
-from fastgen_operator.pods import Pod
 from fastgen_operator.status.autoscaling import (
     autoscaling_status,
     capacity_status,

@@ -12,8 +12,9 @@ from fastgen_operator.autoscale.rules.needs import missing_replicas
 from fastgen_operator.autoscale.sample import Fleet
 from fastgen_operator.autoscale.supply import StartTime, StartTimes, supply_of
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects.container import Container
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_failures import Failure, summary_of
-from fastgen_operator.pods import Container, Pod
 from harness.fluid import FluidFleet, policy
 from harness.objects import container, leaving, pod, pod_with
 

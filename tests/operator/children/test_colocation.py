@@ -9,11 +9,12 @@ import pytest
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.pod_security import broken_rules
 from fastgen_operator.children.template import TemplateRefused
-from fastgen_operator.kinds import DEPLOYMENT, OWNER_LABEL, POD, Object
+from fastgen_operator.kinds import DEPLOYMENT, POD, Object
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import make_plan
 from fastgen_operator.plan.rollout import pods_to_replace
-from fastgen_operator.pods import Pod
 from harness.objects import applied, leaving, manifest, pod, pod_template, situation, stored
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

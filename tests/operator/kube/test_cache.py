@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube import cache as compiled_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
@@ -19,8 +19,9 @@ from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.objects import TEMPLATE_DIGEST, template_digest
+from fastgen_operator.objects.deployment import TEMPLATE_DIGEST, template_digest
 
 KEY = ("space", "chat")
 

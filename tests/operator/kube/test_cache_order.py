@@ -11,8 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastgen_operator.kinds import OWNER_LABEL, POD, Object
+from fastgen_operator.kinds import POD, Object
 from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 
 
 def pod(name: str, version: int, *, uid: str, owner: str) -> Object:

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube import cache as compiled_module
 from fastgen_operator.kube import decode as decode_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.compact import LEVELS, compact, pack, unpack
 from fastgen_operator.kube.decode import decode, decode_event, decode_page
 from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.objects import FAULT
+from fastgen_operator.objects.stored import FAULT
 from harness.hostile import deep, manifest
 from harness.objects import deployment, stored
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.foreign import foreign_fields, take_over
+from fastgen_operator.plan.foreign_fields import foreign_fields, take_over
 
 ENGINE = 'k:{"name":"engine"}'
 OURS = {"f:containers": {ENGINE: {".": {}, "f:args": {}, "f:env": {'k:{"name":"HOME"}': {"f:value": {}}}}}}

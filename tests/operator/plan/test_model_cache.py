@@ -11,11 +11,12 @@ import pytest
 
 from fastgen_operator.children.model_volume import SAFE_TO_EVICT, model_files
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import CACHED_ANNOTATION, CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, OWNER_LABEL, Object
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, NETWORK_POLICY, Object
+from fastgen_operator.labels_and_annotations import CACHED_ANNOTATION, OWNER_LABEL
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.objects import (

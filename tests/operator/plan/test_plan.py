@@ -12,7 +12,7 @@ import pytest
 from fastgen_operator.api import Spec
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, SERVICE, Kind, Object
-from fastgen_operator.objects import fingerprint
+from fastgen_operator.objects.stored import fingerprint
 from fastgen_operator.plan.drift import first_lost_field
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, Problem, make_plan, parse_spec

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import Job
+from fastgen_operator.objects.model_cache import Job
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_events import failure_in_events, lacks_containers, lacks_pods, refusal_in_events
-from fastgen_operator.pods import Pod
 from harness.objects import container, leaving, pod
 
 CREATED = "2026-01-01T00:00:00Z"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fastgen_operator.kinds import Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
-from fastgen_operator.pods import Pod
 from harness.objects import container, pod
 
 START, NOW = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 5, tzinfo=UTC)

@@ -10,11 +10,11 @@ import pytest
 
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.plan.rollout import max_unavailable
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod
 from fastgen_operator.scale_down.order import DELETION_COST, deletion_costs
 from harness.objects import applied, container, leaving, lose, observed, pod, situation, stored
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands.drain_test import add_arguments, run
 from fastgen_operator.plugin.main import _Parser
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.pods import Pod
 from support.namespace import Object
 
 PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'

@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin import main as program
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands import logs, status, top
 from fastgen_operator.plugin.pages import fleet_page, page, resource_page
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.pods import Pod
 from support.namespace import Object
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

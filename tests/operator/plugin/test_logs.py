@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster
 from fastgen_operator.plugin.commands import logs
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.pods import Pod
 from harness.objects import container, pod
 
 STARTED = {"startedAt": "2026-01-01T00:00:00Z"}

@@ -18,6 +18,7 @@ import yaml
 
 from cluster.controlplane import free_ports
 from fastgen.commands import main as fastgen
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import open_cluster
 from fastgen_operator.plugin.commands.dashboard import serve
 from fastgen_operator.plugin.commands.status import fleet_table, one_screen
@@ -25,7 +26,6 @@ from fastgen_operator.plugin.main import main
 from fastgen_operator.plugin.overview import overview_of
 from fastgen_operator.plugin.reference import PAGE_PATH, commands_page
 from fastgen_operator.plugin.screen import Screen, age
-from fastgen_operator.pods import Pod
 from fastgen_operator.runtime.http_servers import JsonServer
 from fastgen_operator.status.reasons import remedy
 from harness.objects import stored

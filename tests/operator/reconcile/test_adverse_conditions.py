@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cluster.controlplane import ControlPlane
-from fastgen_operator.objects import Stored
+from fastgen_operator.objects.stored import Stored
 from fastgen_operator.scale_down.order import DELETION_COST
 from harness.adverse import (
     NO_GPU,

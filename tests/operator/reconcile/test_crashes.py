@@ -29,8 +29,9 @@ from kubernetes.config import load_kube_config
 
 from cluster.controlplane import ControlPlane, free_ports
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, OWNER_LABEL, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
 from harness.chart import operator_kubeconfig
 from harness.process import PROGRAM

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, DEPLOYMENT, JOB, NETWORK_POLICY, POD, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, JOB, NETWORK_POLICY, POD, Kind, Object
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.changes import Apply
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Plan
-from fastgen_operator.pods import Pod
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, LONGEST_WAIT, RESTORE_WINDOW, Contention
 from fastgen_operator.reconcile.events import BURST, REFILL, Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor

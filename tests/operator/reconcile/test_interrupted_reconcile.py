@@ -16,23 +16,12 @@ import pytest
 from fastgen import exit_codes
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import (
-    APPLIED_ANNOTATION,
-    DEPLOYMENT,
-    FASTGEN,
-    NODE,
-    OWNER_LABEL,
-    POD,
-    POD_DISRUPTION_BUDGET,
-    REPLICA_SET,
-    Key,
-    Kind,
-    Object,
-)
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, NODE, POD, POD_DISRUPTION_BUDGET, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION, OWNER_LABEL
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.objects import foreign_entries
-from fastgen_operator.pods import Pod
+from fastgen_operator.objects.managed_fields import foreign_entries
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.reconcile import reconciler as reconciler_module
 from fastgen_operator.reconcile.reconciler import Reconciler
 from harness.objects import applied, container, deployment, pod, replica_set, stored

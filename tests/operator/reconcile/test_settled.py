@@ -15,18 +15,9 @@ from fastgen_operator.autoscale.decision import Decision, Sizing
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds, Straggler
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import (
-    DEPLOYMENT,
-    FASTGEN,
-    INFERENCE_POOL,
-    OWNER_LABEL,
-    POD,
-    REPLICA_SET,
-    SERVICE,
-    Kind,
-    Object,
-)
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, INFERENCE_POOL, POD, REPLICA_SET, SERVICE, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.plan.plan import Plan, make_plan
 from fastgen_operator.reconcile import reconciler as reconciler_module

@@ -13,7 +13,7 @@ import pytest
 from dashboards.files import rendered
 from dashboards.queries import Query, event_queries, fill, panel_queries, variable_queries
 from engine.server.serving import REAL, Serving, serving  # type: ignore[import-untyped]
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 from harness.monitored_fleet import CACHED, MonitoredFleet, scaled
 from harness.process import OperatorProcess
 from harness.prometheus import Prometheus, prometheus

@@ -19,7 +19,7 @@ from fastgen_operator.kube.sources import ESSENTIAL, Sources
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of
 from fastgen_operator.metrics import Metrics
-from fastgen_operator.objects import version_of
+from fastgen_operator.objects.stored import version_of
 from fastgen_operator.runtime.controller import Controller
 from fastgen_operator.runtime.http_servers import health_server
 from fastgen_operator.runtime.leader_election import SoleLeadership

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.controlplane import free_ports
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import OWNER_LABEL
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.runtime.informers import kinds_read, kopf_settings
 from fastgen_operator.runtime.settings import Settings
 from harness.process import PROGRAM, OperatorProcess

@@ -11,11 +11,11 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import Pod
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge_conditions
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED

@@ -12,12 +12,20 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fastgen_operator.autoscale.measure.averages import Average
-from fastgen_operator.autoscale.measure.rates import ReplicaLoad, RequestSums, load_after
+from fastgen_operator.autoscale.measure.rates import Rates, ReplicaLoad, RequestSums, load_after
 from fastgen_operator.autoscale.sample import MISSED_SCRAPES, Fleet
 
 # Time constants of the averages: the slow one sizes the fleet, the fast one detects a jump.
 SLOW_SECONDS: Final = 30.0
 FAST_SECONDS: Final = 10.0
+
+
+def arriving_tokens(rates: Rates) -> float:
+    """Return the prompt tokens per second that arrive at a replica.
+
+    Rejected clients retry, so rejected demand is capped at the admitted rate.
+    """
+    return rates.admitted + min(rates.rejected, rates.admitted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class Demand:
         new = [load.rates for name, load in replicas.items() if self.replicas.get(name) is not load]
         requests = self.requests.add(new)
         # Replicas without a fresh sample are assumed to have the mean load of the others.
-        arriving = sum(rates.arriving for rates in fresh) * loaded / len(fresh)
+        arriving = sum(arriving_tokens(rates) for rates in fresh) * loaded / len(fresh)
         rate = arriving * requests.work_per_prompt_token
         seconds = now - self.time if self.is_known else scrape_seconds
         slow, fast = self.slow.add(rate, seconds), self.fast.add(rate, seconds)

@@ -42,14 +42,6 @@ class Rates:
     ended_generated: float = 0.0
     backlogged: bool = False
 
-    @property
-    def arriving(self) -> float:
-        """Arriving prompt tokens per second.
-
-        Rejected clients retry, so rejected demand is capped at the admitted rate.
-        """
-        return self.admitted + min(self.rejected, self.admitted)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:

@@ -26,7 +26,7 @@ from fastgen_operator.autoscale.rules.needs import (
     required_replicas,
 )
 from fastgen_operator.autoscale.rules.rate_limits import Scaling
-from fastgen_operator.autoscale.rules.release import Release
+from fastgen_operator.autoscale.rules.scale_down_window import ScaleDownWindow
 from fastgen_operator.autoscale.sample import MISSED_SCRAPES, Fleet
 
 # Within one period, a fleet grows to at most twice its size or by four replicas, as with a HorizontalPodAutoscaler.
@@ -58,7 +58,7 @@ class State:
             load exceeds a bound.
         up_since, up_from: start of the current scale-up period, and the replicas at its start.
         down_at: time of the last scale-down step.
-        release: the learned scale-down window.
+        scale_down_window: the learned scale-down window.
         scalings: recent changes of `replicas`, as far as rate limits need them.
         dry_run: the latest recommendations of a dry run.
     """
@@ -74,7 +74,7 @@ class State:
     up_since: float = -math.inf
     up_from: int = 0
     down_at: float = -math.inf
-    release: Release = field(default_factory=Release)
+    scale_down_window: ScaleDownWindow = field(default_factory=ScaleDownWindow)
     scalings: tuple[Scaling, ...] = ()
     dry_run: DryRun = field(default_factory=DryRun)
 
@@ -140,11 +140,11 @@ def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: 
     up = _whole(max(need.up for need in needs) + missing)
     # Failing pods do not count here: they are kept only until others are ready in their place.
     down = max(need.down for need in needs) + state.speeds.deficit
-    release = state.release.after_quiet(now, policy.down_window)
+    learned = state.scale_down_window.after_quiet(now, policy.down_window)
     state = replace(
         state,
-        release=release,
-        down_needs=state.down_needs.add(now, down, release.window(policy.down_window)),
+        scale_down_window=learned,
+        down_needs=state.down_needs.add(now, down, learned.seconds(policy.down_window)),
         up_needs=state.up_needs.add(now, -up, policy.up_window),
         unbounded_needs=state.unbounded_needs.add(now, up, max(policy.down_window, UP_SECONDS)),
     )
@@ -170,10 +170,10 @@ def _scale(
         allowed = min(up, most)
         if allowed > current:
             change = _reason(fleet, needs, state)
-            release = state.release
+            learned = state.scale_down_window
             if change.reason in BURSTS:
-                release = release.after_burst(now, policy.down_window)
-            state = replace(state, replicas=allowed, change=change, release=release)
+                learned = learned.after_burst(now, policy.down_window)
+            state = replace(state, replicas=allowed, change=change, scale_down_window=learned)
         return state, None, limited if allowed < up else None
     deficit = state.speeds.deficit
     needed = max(state.down_needs.value, *(need.floor + deficit for need in needs))
@@ -192,9 +192,9 @@ def _scale(
         removed = f"{counted(current - fewer)} failing or lost removed"
         change = Change("ReplicasReplaced", f"{counted(len(fleet.ready))} ready and sufficient; {removed}")
     else:
-        window = state.release.window(policy.down_window)
+        window = state.scale_down_window.seconds(policy.down_window)
         change = Change("DemandFell", f"fewer than {current} replicas were sufficient for {window:g} s")
-        state = replace(state, release=state.release.after_scale_down(now))
+        state = replace(state, scale_down_window=state.scale_down_window.after_scale_down(now))
     return replace(state, replicas=fewer, down_at=now, change=change), None, None
 
 

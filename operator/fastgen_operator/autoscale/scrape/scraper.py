@@ -19,7 +19,7 @@ from yarl import URL
 
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
-from fastgen_operator.pods import HTTP_PORT
+from fastgen_operator.objects.container import HTTP_PORT
 
 # A response has 3 KiB, or 30 KiB if the engine ignores the query.
 _LIMIT_BYTES: Final = 1 << 17

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from fastgen_operator.kinds import OWNER_LABEL
+from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.plugin import pages
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.overview import overview_of

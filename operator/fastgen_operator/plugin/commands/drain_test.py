@@ -22,9 +22,10 @@ from threading import Event, Thread
 from typing import Any, Final, Literal
 
 from fastgen.api_client.api_keys import own_key
+from fastgen_operator.objects.container import HTTP_PORT
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.screen import Screen
-from fastgen_operator.pods import HTTP_PORT, Pod
 
 _MOST_STREAMS: Final = 64
 _POLL_SECONDS: Final = 0.2

@@ -13,10 +13,10 @@ from typing import Any, Final
 from fastgen.version import VERSION
 from fastgen_operator.autoscale.journal import Entry, Journal, journal_from_json, to_json
 from fastgen_operator.kinds import Key
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.arithmetic import Replay, steps_of
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, age, wrapped
-from fastgen_operator.pods import Pod
 from fastgen_operator.runtime.http_servers import DECISIONS_PATH
 from fastgen_operator.runtime.settings import Settings
 

@@ -9,9 +9,10 @@ import time
 from typing import Final
 
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects.container import ENGINE_CONTAINER
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.screen import Screen, printable
-from fastgen_operator.pods import ENGINE_CONTAINER, Pod
 
 # With --follow, the interval at which new pods are looked up.
 _POLL_SECONDS: Final = 2.0

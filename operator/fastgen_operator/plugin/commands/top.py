@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
-from fastgen_operator.plugin.engines import Figures, MetricsReader, load_between, milliseconds, serving
+from fastgen_operator.plugin.engine_metrics import Figures, MetricsReader, load_between, milliseconds, serving
 from fastgen_operator.plugin.screen import Cell, Row, Screen
-from fastgen_operator.pods import Pod
 
 _LEAST, _MOST = 0.1, 3600.0
 _HEADER: Final = (

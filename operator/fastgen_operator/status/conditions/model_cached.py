@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from fastgen.fetch.errors import ACCESS_DENIED, SOURCE_NOT_FOUND, VOLUME_FULL
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
+from fastgen_operator.objects.container import FETCH_CONTAINER, IMAGE_PULL_REASONS
+from fastgen_operator.objects.pod import Pod, queue_message
 from fastgen_operator.plan.model_cache import serves_model
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import FETCH_CONTAINER, IMAGE_PULL_REASONS, Pod, queue_message
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import is_about_volume
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
+from fastgen_operator.objects.pod import by_name
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.pods import by_name
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 

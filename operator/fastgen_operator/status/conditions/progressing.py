@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.objects import Deployment, condition_of
+from fastgen_operator.objects.deployment import Deployment
+from fastgen_operator.objects.stored import condition_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
+from fastgen_operator.plan.pod_failures import Failure, failure_of, failure_of_ended, state_of
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
@@ -26,9 +27,6 @@ _REFUSED: Final = (
     *("InvalidSpec", "UnreadableChild", "NameTaken", "PodTemplateRefused", "InvalidSchedule", "ApplyRefused"),
     *("Contended", "ReconcileFailed"),
 )
-
-# From this number of failed pods on, the cause is not a single node.
-FAILED_PODS: Final = 3
 
 
 def progressing(situation: Situation) -> Condition:
@@ -44,7 +42,7 @@ def progressing(situation: Situation) -> Condition:
     failure = (
         _of_one_pod(situation)
         or replaced_failure(observed)
-        or _of_ended_pods(observed)
+        or failure_of_ended(observed.failed_pods, observed.current_pods)
         or _of_the_deployment(situation, deployment)
     )
     if failure is not None:
@@ -71,17 +69,6 @@ def _of_one_pod(situation: Situation) -> Failure | None:
     others = len(found) - 1
     tail = f" ({others} more fail{'s' if others == 1 else ''})" if others else ""
     return Failure(found[0].reason, found[0].message + tail)
-
-
-def _of_ended_pods(observed: Observed) -> Failure | None:
-    pods = observed.current_pods
-    since = max((pod.condition("Ready").get("lastTransitionTime", "") for pod in pods if pod.is_ready), default="")
-    # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
-    ended = [pod for pod in observed.failed_pods if not since or pod.created > since]
-    if len(ended) < FAILED_PODS or all(pod.is_ready for pod in pods):
-        return None
-    last = max(ended, key=lambda pod: (pod.created, pod.name))
-    return Failure("PodsFailed", f"{len(ended)} pods were evicted or rejected by their nodes; {last.end}")
 
 
 def _of_the_deployment(situation: Situation, deployment: Deployment) -> Failure | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fastgen_operator.plan.foreign import foreign_fields
+from fastgen_operator.plan.foreign_fields import foreign_fields
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.status.conditions.condition import Condition, false
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fastgen_operator.autoscale.decision import Decision
-from fastgen_operator.autoscale.rules.release import Release
+from fastgen_operator.autoscale.rules.scale_down_window import ScaleDownWindow
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.watchlist import Record, Subject
@@ -91,7 +91,7 @@ def test_a_recommendation_above_the_present_number_is_held_for_the_window_withou
 def test_a_recommendation_above_the_present_number_is_held_for_the_learned_window() -> None:
     fleet = OwnedFleet(size=1, load=2.0)
     assert fleet.watch(120) == 3
-    fleet.record.state = replace(fleet.record.state, release=Release(factor=4, learned=fleet.time))
+    fleet.record.state = replace(fleet.record.state, scale_down_window=ScaleDownWindow(factor=4, learned=fleet.time))
     fleet.load = 0.3
     assert fleet.watch(3 * WINDOW) == 3
     assert fleet.watch(2 * WINDOW) == 1

@@ -163,7 +163,7 @@ def test_a_burst_soon_after_a_release_doubles_the_scale_down_window() -> None:
     fleet = FluidFleet.of(1, policy(), recurring).run(1190)
     assert fleet.sizes[-1] < max(fleet.sizes), "the first burst is followed by a release"
     fleet.run(610)
-    assert fleet.state.release.factor == 2
+    assert fleet.state.scale_down_window.factor == 2
     # Until the third burst nothing is removed: its replicas are there.
     assert fleet.sizes[-1] == max(fleet.sizes[-100:])
     change = fleet.decisions[-1].change
@@ -179,7 +179,7 @@ def test_a_slow_rise_after_a_release_keeps_the_scale_down_window() -> None:
     released = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if 5 * i > 600 and b < a)
     grown = next(5 * i for i, (a, b) in enumerate(itertools.pairwise(fleet.sizes)) if released < 5 * i and b > a)
     assert grown - released <= fleet.policy.down_window
-    assert fleet.state.release.factor == 1
+    assert fleet.state.scale_down_window.factor == 1
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fastgen_operator.children.strategic_merge import MERGE_KEYS
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.foreign import foreign_fields
+from fastgen_operator.plan.foreign_fields import foreign_fields
 from fastgen_operator.quantities import quantity
 
 # Fields of a pod and of a container that the API server never sets by itself.

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastgen.api_client.metrics import Interval, Scrape
+from fastgen_operator.objects.container import HTTP_PORT
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError
-from fastgen_operator.pods import HTTP_PORT, Pod
 
 # A pod whose metrics take longer is shown without figures.
 _SECONDS: Final = 5.0

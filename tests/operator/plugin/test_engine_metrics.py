@@ -8,9 +8,9 @@ from threading import Thread
 from typing import Any
 
 from fastgen.api_client.metrics import Scrape
+from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import PluginError
-from fastgen_operator.plugin.engines import MetricsReader
-from fastgen_operator.pods import Pod
+from fastgen_operator.plugin.engine_metrics import MetricsReader
 
 
 class PlayedCluster:

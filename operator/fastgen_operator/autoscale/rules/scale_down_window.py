@@ -18,7 +18,7 @@ QUIET_WINDOWS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ScaleDownWindow:
     """The learned window.
 
     Attributes:
@@ -31,25 +31,25 @@ class Release:
     released: float = -math.inf
     learned: float = -math.inf
 
-    def window(self, configured: float) -> float:
+    def seconds(self, configured: float) -> float:
         """Return the scale-down window that applies instead of the `configured` one."""
         return configured * self.factor
 
-    def after_scale_down(self, now: float) -> Release:
+    def after_scale_down(self, now: float) -> ScaleDownWindow:
         """Return the state after replicas were removed."""
-        return Release(self.factor, now, self.learned)
+        return ScaleDownWindow(self.factor, now, self.learned)
 
-    def after_burst(self, now: float, configured: float) -> Release:
+    def after_burst(self, now: float, configured: float) -> ScaleDownWindow:
         """Double the window if a burst requires replicas within one window of the last scale-down.
 
         A longer window would have avoided the cold start. A scale-down counts as a mistake once.
         """
-        if now - self.released > self.window(configured):
+        if now - self.released > self.seconds(configured):
             return self
-        return Release(min(MOST_FACTOR, 2 * self.factor), -math.inf, now)
+        return ScaleDownWindow(min(MOST_FACTOR, 2 * self.factor), -math.inf, now)
 
-    def after_quiet(self, now: float, configured: float) -> Release:
+    def after_quiet(self, now: float, configured: float) -> ScaleDownWindow:
         """Halve the window after `QUIET_WINDOWS` windows without a mistake."""
-        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * self.window(configured):
+        if self.factor == 1 or now - self.learned <= QUIET_WINDOWS * self.seconds(configured):
             return self
-        return Release(self.factor // 2, self.released, now)
+        return ScaleDownWindow(self.factor // 2, self.released, now)

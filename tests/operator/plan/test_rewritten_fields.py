@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.plan.rewritten import rewritten_fields
+from fastgen_operator.plan.rewritten_fields import rewritten_fields
 from harness.everything import EVERYTHING
 from harness.objects import applied, deployment, stored
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastgen_operator.kinds import APPLIED_ANNOTATION, Object
-from fastgen_operator.objects import applied_entry, foreign_entries, is_applied_entry
+from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION
+from fastgen_operator.objects.container import ENGINE_CONTAINER
+from fastgen_operator.objects.managed_fields import applied_entry, foreign_entries, is_applied_entry
 from fastgen_operator.plan.drift import Path, field_name, list_keys
-from fastgen_operator.pods import ENGINE_CONTAINER
 
 _POD: Final[Path] = ("f:spec", "f:template", "f:spec")
 # Where a pod may run is decided by spec.scheduling.

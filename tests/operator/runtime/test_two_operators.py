@@ -63,8 +63,11 @@ def wait_leads(operator: OperatorProcess, within: float, reconciles: int = 0) ->
     eventually(lambda: operator.reconciles() >= reconciles, within=within, what=f"{reconciles} reconciles", every=0.05)
 
 
-def test_a_leader_stopped_with_sigterm_hands_over_within_five_seconds(space: Space, start: Start) -> None:
-    """Use the default lease times."""
+def test_a_leader_stopped_with_sigterm_hands_over_without_waiting_for_its_lease(space: Space, start: Start) -> None:
+    """Use the default lease times: a lease that is not released expires at least 11 s after the signal.
+
+    On a free processor a hand-over takes up to 5 s.
+    """
     first = start()
     wait_leads(first, within=10)
     second = start()
@@ -77,7 +80,7 @@ def test_a_leader_stopped_with_sigterm_hands_over_within_five_seconds(space: Spa
     began = time.monotonic()
     assert first.stop() == 0
     wait_leads(second, within=10, reconciles=1)
-    assert time.monotonic() - began < 5, "from the signal to the end of the new leader's first reconcile"
+    assert time.monotonic() - began < 10, "from the signal to the end of the new leader's first reconcile"
     assert lease(space)["leaseTransitions"] == 1
     assert second.writes() == {}, "a hand-over changes nothing"
     space.patch("fgd/chat", {"spec": {"replicas": 2}})

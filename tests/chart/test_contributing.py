@@ -24,6 +24,9 @@ EXAMPLES = {
     "add a tool-call format": ("qwen3_coder|Qwen3Coder", "qwen3_coder"),
     "add an autoscaling signal and its reason": ("kv_used|KVCacheFull", ""),
     "add a condition": ("pods_restricted|PODS_RESTRICTED|PodsRestricted", "pods_restricted"),
+    "add a reason of a condition": ("VolumeNotBound", "model_cached"),
+    "add a reason for which a pod fails": ("ContainerNotCreated", ""),
+    "add a subcommand of `kubectl fastgen`": ("drain_test|_evict", "drain_test"),
     "add a model source": ("S3Remote|s3://.*", "s3"),
 }
 # Changes without an example of a name of their own: what must be in each file.
@@ -32,6 +35,21 @@ POINTS = {
     "reject a request field by name, or accept it without effect": ("class ExtensionFields",),
     "change which sequence is preempted": ("class Preemption",),
     "add a flag that the scheduler reads": ("class EngineConfig", "config.preemption"),
+    "add a flag that decides which requests are accepted": (
+        "trust_request_chat_template",
+        "self.settings.trust_request_chat_template",
+    ),
+    "add a flag about the model's tokenizer, chat template or parsers": (
+        "reasoning_parser",
+        "config.reasoning_parser",
+        "reasoning_format:",
+    ),
+    "reject requests that the model cannot serve": ("def check(",),
+    "fail an admitted request for a new reason": (
+        "OUT_OF_MEMORY =",
+        "def out_of_memory()",
+        "return out_of_memory()",
+    ),
     "add an alert": ("- alert: FastGenCrashLoop",),
     "read another type of GGUF tensors": ("TYPES",),
     "add a value of the chart that becomes an argument of the operator": (
@@ -50,6 +68,9 @@ ON_PAGE = {
     "add a metric of each step": "fastgen_preemptions_total",
     "add an autoscaling signal and its reason": "| `KVCacheFull` |",
     "add a condition": "### PodsRestricted",
+    "add a reason of a condition": "| `VolumeNotBound` |",
+    "add a reason for which a pod fails": "| `ContainerNotCreated` |",
+    "add a subcommand of `kubectl fastgen`": "## drain-test",
     "add an alert": "### FastGenCrashLoop",
     "reject a request field by name, or accept it without effect": "| `lora_path` |",
 }

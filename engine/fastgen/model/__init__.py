@@ -1,7 +1,7 @@
 """Models: configurations, checkpoints and forward passes.
 
 The HTTP process reads a model's shape, tokenizer and defaults. So `source`, `hub`, `config`, `generation_defaults`,
-`pooling`, `processor`, `checkpoint.gguf_file` and `checkpoint.dequantise` import neither torch nor numba. The other
+`pooling`, `processor`, `checkpoint.gguf_file` and `checkpoint.gguf_types` import neither torch nor numba. The other
 modules run in the engine process only.
 """
 

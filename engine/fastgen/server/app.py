@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fastgen import logs
 from fastgen.core.request_error import RequestError
 from fastgen.server import openapi, probes
-from fastgen.server.http import errors, host_check, request_context
+from fastgen.server.http import host_check, request_context
+from fastgen.server.http.api_error import APIError, FailedRequest, from_exception
 from fastgen.server.http.auth import OPEN_PATHS, KeyCheck, KeyRing
 from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 from fastgen.server.http.connection import is_kept
-from fastgen.server.http.errors import APIError, FailedRequest
 from fastgen.server.http.host_check import HostCheck
 from fastgen.server.http.request_context import RequestContexts
 from fastgen.server.http.tracing import Tracer, Traces
@@ -93,7 +93,7 @@ def _endpoints(service: Service) -> FastAPI:
     app.openapi = functools.cache(lambda: openapi.document(app))  # type: ignore[method-assign]
 
     async def respond(request: Request, exception: Exception) -> Response:
-        error = errors.from_exception(exception)
+        error = from_exception(exception)
         stored = request.method == "GET" and request.url.path in ("/v1/chat/completions", "/v1/responses")
         if isinstance(exception, HTTPException) and (error.status == 404 or stored):
             error = missing_route(request.method, request.url.path)

@@ -11,8 +11,8 @@ from fastgen.model.generation_defaults import GenerationDefaults, generation_def
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.task import ServedTask
+from fastgen.server.serving.served_model import ServedModel
+from fastgen.server.serving.served_task import ServedTask
 from fastgen.settings import ConfigError, EngineConfig, ServerConfig, default_model_name
 from fastgen.text import reranker
 from fastgen.text.grammars.checker import GrammarChecker

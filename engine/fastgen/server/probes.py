@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.openai.response_bodies import ModelCard, ModelList, json_response
 from fastgen.server.serving.metrics_exchange import MetricsExchange
 from fastgen.server.serving.service import Service

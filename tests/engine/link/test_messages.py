@@ -18,12 +18,12 @@ from fastgen.core.request import Pooling, Request
 from fastgen.core.request_error import RequestError
 from fastgen.link.messages import Add, Command
 from fastgen.model.generation_defaults import BANNED, NUMBERS, generation_defaults
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_route import parse
 from fastgen.server.openai import completions
 from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest
 from fastgen.server.openai.pooling.request import NO_SAMPLING, PoolingRequest
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.settings import ConfigError, EngineConfig
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.tokenizer import Tokenizer

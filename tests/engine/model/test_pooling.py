@@ -15,7 +15,7 @@ from fastgen import LLM
 from fastgen.model import ModelError
 from fastgen.model.pooling import PoolingConfig, pooling_config
 from fastgen.model.source import ModelSource
-from fastgen.server.serving.task import ServedTask
+from fastgen.server.serving.served_task import ServedTask
 from fastgen.settings import ConfigError
 from support.gguf_writing import write_gguf
 from support.tiny_models import TINY, saved

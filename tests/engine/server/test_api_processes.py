@@ -25,7 +25,8 @@ from fastgen.engine.channel import Recipients
 from fastgen.link.in_flight import InFlight
 from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.link.shared_counts import SharedCounts
-from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
+from fastgen.server.serving.lifecycle import Lifecycle
+from fastgen.server.serving.served_model import ServedModel
 
 NUM = 2
 SLOW = {"SCRIPT_STEP_SECONDS": "0.01"}

@@ -15,8 +15,8 @@ from engine.server.serving import Serving, serving, wait_until
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.body_limit import SMALL_BYTES, BodyBudget, BodyLimit
-from fastgen.server.http.errors import APIError
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD, HeldMemory, held_bytes, most_logprob_tokens
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.server.serving import Serving
 from fastgen.server.http import request_context
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_census import MOST_ITEMS, MOST_NODES, JSONCensus, largest_field
 from fastgen.server.http.json_route import MAX_LEVELS, parse
 from fastgen.server.http.off_loop import is_large, off_loop

@@ -16,7 +16,7 @@ from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
 from fastgen.link.in_flight import InFlight, Receiver
 from fastgen.link.messages import StepReport, TokenOutput
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.serving import request_handler
 from fastgen.server.serving.metrics import Metrics

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.connection import BODY_WRITER
-from fastgen.server.http.errors import APIError
 from fastgen.server.http.sse import KEEP_ALIVE, EventTemplate, GeneratedEvents, event
 from fastgen.server.openai.response_bodies import ChatChunk, ChatChunkChoice, Delta
 

@@ -10,8 +10,8 @@ import pytest
 
 from engine.server.test_request_handler import PlayedEngine, handler_of
 from fastgen.core.request import FinishReason
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.connection import BODY_WRITER
-from fastgen.server.http.errors import APIError
 from fastgen.server.http.request_context import RequestContext, _current
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.request_output import OutputDelta

@@ -23,8 +23,8 @@ from fastgen.model.checkpoint.checkpoint import (
     rows_before,
     stored_shapes,
 )
-from fastgen.model.checkpoint.dequantise import dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
+from fastgen.model.checkpoint.gguf_types import dequantise
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.config.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelArchitecture
 from fastgen.model.config.gguf_families import PAIRED_FAMILIES

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.model import ModelError
-from fastgen.model.checkpoint.dequantise import TYPES, TensorType, dequantise
+from fastgen.model.checkpoint.gguf_types import TYPES, TensorType, dequantise
 from fastgen.model.config.fields import shown
 
 _MAGIC = b"GGUF"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.model.checkpoint.dequantise import BLOCK, TensorType, dequantise, five_bits, four_bits
+from fastgen.model.checkpoint.gguf_types import BLOCK, TensorType, dequantise, five_bits, four_bits
 
 _ROWS_AT_A_TIME = 64  # keeps the temporaries of a conversion in the processor's cache
 

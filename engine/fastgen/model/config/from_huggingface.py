@@ -15,7 +15,7 @@ from fastgen.model.config.fields import Fields, shown
 from fastgen.model.config.huggingface_families import FAMILIES, Family
 from fastgen.model.config.rope import longest_sequence
 from fastgen.model.config.rope_from_huggingface import rope_configs
-from fastgen.model.config.unserved_fields import reject_unserved_fields
+from fastgen.model.config.unsupported_fields import reject_unsupported_fields
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # Formats whose scales of keys and values `fastgen.model.checkpoint.kv_scales` reads.
@@ -41,7 +41,7 @@ def architecture_from_huggingface(
     try:
         _check_common(family, fields)
         architecture = _describe(family, fields, generation_ends or frozenset(), tokenizer_end)
-        reject_unserved_fields(fields)
+        reject_unsupported_fields(fields)
     except ArithmeticError as error:  # numbers that are valid one by one
         raise ModelError(f"rotary positions or sizes cannot be computed ({error})") from None
     return architecture

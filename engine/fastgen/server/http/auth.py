@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastgen.api_client.api_keys import keys_of_environment, keys_of_file
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import current
 from fastgen.settings import ConfigError
 

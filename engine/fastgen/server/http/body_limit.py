@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 # Bodies up to this size are received whatever the others hold. The number of connections bounds what they add.
 SMALL_BYTES = 1 << 16

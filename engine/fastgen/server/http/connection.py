@@ -15,7 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 # Request line and headers together: the largest limit among common proxies.
 MAX_HEAD_BYTES = 64 << 10

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 AUTO = "auto"
 

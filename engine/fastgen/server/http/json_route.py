@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from fastgen.server.http.errors import APIError, invalid_fields, invalid_json
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_census import MOST_ITEMS, MOST_NODES, JSONCensus, largest_field
 from fastgen.server.http.off_loop import is_large, off_loop
 from fastgen.server.http.request_context import current
@@ -63,7 +63,7 @@ def _check_headers(request: Request) -> None:
     given["content-type"] = request.headers.get("content-type", "")
     subtype = given.get_content_subtype()
     if given.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
-        raise invalid_json("the body must be a JSON object with Content-Type: application/json")
+        raise _invalid_json("the body must be a JSON object with Content-Type: application/json")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise APIError(
@@ -110,7 +110,7 @@ def _validated(body: bytearray, model: type[BaseModel]) -> BaseModel:
     try:
         return model.model_validate(parse(body))
     except ValidationError as error:
-        raise invalid_fields(error) from None
+        raise _invalid_fields(error) from None
 
 
 def parse(body: bytes | bytearray) -> Any:
@@ -135,7 +135,7 @@ def parse(body: bytes | bytearray) -> Any:
 
 
 def _not_json(why: str) -> APIError:
-    return invalid_json(f"the body is not valid JSON: {why}")
+    return _invalid_json(f"the body is not valid JSON: {why}")
 
 
 def _num_levels(value: Any) -> int:
@@ -149,3 +149,18 @@ def _num_levels(value: Any) -> int:
             if isinstance(inner, dict | list)
         ]
     return levels
+
+
+def _invalid_json(message: str) -> APIError:
+    """Return the error for a body that is not a JSON object."""
+    return APIError(400, message, code="invalid_json")
+
+
+def _invalid_fields(error: ValidationError) -> APIError:
+    """Return the error for a body with invalid fields; it names the first one."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = ".".join(map(str, first["loc"]))
+    message = first["msg"].removeprefix("Value error, ")
+    if not param:
+        return _invalid_json(f"the body must be a JSON object with Content-Type: application/json ({message})")
+    return APIError(400, f"{param}: {message}", code="invalid_value", param=param)

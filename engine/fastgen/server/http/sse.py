@@ -12,8 +12,8 @@ import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.connection import BodyWriter, body_writer
-from fastgen.server.http.errors import APIError
 
 T = TypeVar("T")
 

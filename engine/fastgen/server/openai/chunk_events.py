@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.sse import DONE, EventTemplate, event
 from fastgen.server.openai.generation_request import GenerationRequest
 from fastgen.server.openai.response_bodies import ChatChunk, Completion, CompletionUsage

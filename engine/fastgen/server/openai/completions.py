@@ -21,8 +21,8 @@ from fastgen.server.openai.response_bodies import (
 )
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.server.serving.held_memory import check_streamed_prompts
-from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.rendered_request import RenderedRequest

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
-from fastgen.server.openai.fields.common import EngineFields
+from fastgen.server.openai.base_request import BaseRequest
 from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice
 from fastgen.server.openai.fields.structured_outputs import StructureFields
 from fastgen.server.openai.fields.types import (
@@ -38,7 +38,7 @@ from fastgen.server.openai.fields.types import (
     field_error,
 )
 from fastgen.server.openai.fields.unsupported import ChatFields, ExtensionFields, OpenAIFields, refused
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.rendered_request import RenderedRequest
 
 _MAX_CHOICES = 128
@@ -65,7 +65,7 @@ class SamplingNumbers(BaseModel):
     frequency_penalty: Number | None = None
 
 
-class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, EngineFields):
+class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, BaseRequest):
     """Fields that completions and chat completions share."""
 
     n: Annotated[Integer, Field(ge=1, le=_MAX_CHOICES)] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 _GENERATE = "/v1/chat/completions and /v1/completions generate text"
 _NOT_STORED = "completions are not stored; keep the answer of POST /v1/chat/completions"

@@ -20,7 +20,7 @@ from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.response_bodies import json_response
 from fastgen.server.serving.encoding import encode_rendered
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.service import Service
 
 router = APIRouter(route_class=JSONRoute)

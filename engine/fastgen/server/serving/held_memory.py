@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 # Token ids of all generations of a request: 128 choices of 32,768 tokens.
 _MOST_PROMPT_TOKENS = 1 << 22

@@ -5,59 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from fastgen.link.client import EngineClient
 from fastgen.link.shared_counts import Count, Counts
-from fastgen.model.generation_defaults import GenerationDefaults
-from fastgen.server.http.errors import APIError
-from fastgen.server.serving.encoding import PromptSizeLimit
-from fastgen.server.serving.task import ServedTask
-from fastgen.text.control_tokens import ControlTokens
-from fastgen.text.grammars.checker import GrammarChecker
-from fastgen.text.guarded_encoding import GuardedEncoder
-from fastgen.text.reasoning import ReasoningFormat
-from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.format import ToolFormat
+from fastgen.server.http.api_error import APIError
+from fastgen.server.serving.served_model import ServedModel
 
 _LOADING_RETRY_SECONDS = 2
 # Another replica can take the request at once.
 _OTHER_REPLICA_RETRY_SECONDS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A loaded model and what serves it.
-
-    Attributes:
-        grammars: checks the grammars of requests.
-        reasoning_format: None if reasoning is not parsed.
-        generation_defaults: sampling parameters of requests that do not set them.
-        task: what the server does with the model.
-        guarded: encodes prompts in which clients cannot write special tokens; None if they may.
-    """
-
-    engine: EngineClient
-    tokenizer: Tokenizer
-    prompt_size_limit: PromptSizeLimit
-    grammars: GrammarChecker
-    tool_format: ToolFormat
-    reasoning_format: ReasoningFormat | None = None
-    generation_defaults: GenerationDefaults = field(default_factory=dict)
-    task: ServedTask = field(default_factory=ServedTask)
-    guarded: GuardedEncoder | None = None
-
-    @property
-    def control(self) -> ControlTokens | None:
-        """The tokens that clients cannot write; None if they may write any."""
-        return None if self.guarded is None else self.guarded.control
-
-    def remaining_length(self, prompt_tokens: int) -> int:
-        """Return how many tokens may follow a prompt.
-
-        0 or less if the prompt is too long: `Request.check` rejects it then.
-        """
-        return self.engine.info.max_model_length - prompt_tokens
 
 
 class Lifecycle:

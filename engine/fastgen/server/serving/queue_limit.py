@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fastgen.link.in_flight import InFlight
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import current
 
 _MAX_RETRY_SECONDS = 60

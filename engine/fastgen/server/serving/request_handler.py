@@ -13,18 +13,18 @@ from fastgen import logs
 from fastgen.core.request import FinishReason, Request
 from fastgen.link.client import EngineDeadError
 from fastgen.link.messages import TokenOutput
-from fastgen.server.http.errors import (
-    APIError,
-    FailedRequest,
+from fastgen.server.http.api_error import APIError, FailedRequest, from_exception
+from fastgen.server.http.request_context import Outcome, current
+from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.request_failures import (
     engine_died,
-    from_exception,
     grammar_too_complex,
     out_of_memory,
     rejected_by_engine,
+    stopped,
+    timed_out,
 )
-from fastgen.server.http.request_context import Outcome, current
-from fastgen.server.serving.lifecycle import ServedModel
-from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
@@ -179,8 +179,8 @@ class RequestHandler:
         """
         results = [output.pooled for output in await self.finish()]
         if None in results:
-            timed_out = any(output.finish_reason is FinishReason.DEADLINE for output in self.outputs)
-            raise self._timed_out() if timed_out else _stopped()
+            is_late = any(output.finish_reason is FinishReason.DEADLINE for output in self.outputs)
+            raise timed_out(self.outputs[0].request) if is_late else stopped()
         return [result for result in results if result is not None]
 
     def push(self, token_output: TokenOutput) -> None:
@@ -241,23 +241,8 @@ class RequestHandler:
         if any(output.finish_reason is FinishReason.REJECTED for output in self.outputs):
             return rejected_by_engine()
         if all(output.finish_reason is FinishReason.DEADLINE and not output.token_ids for output in self.outputs):
-            return self._timed_out()
+            return timed_out(self.outputs[0].request)
         return None
-
-    def _timed_out(self) -> FailedRequest:
-        request = self.outputs[0].request
-        awaited = "the first token" if request.pooling is None else "the result"
-        return FailedRequest(
-            408,
-            f"timeout: {request.deadline_seconds:g} s passed before {awaited}; raise it or try again later",
-            code="deadline_exceeded",
-            param="timeout",
-        )
-
-
-def _stopped() -> FailedRequest:
-    message = "the server stopped before the result was there; try again"
-    return FailedRequest(503, message, code="draining", retry_after=1)
 
 
 def _mean_logprob(output: RequestOutput) -> float:

@@ -15,14 +15,15 @@ import msgspec
 
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import current
 from fastgen.server.serving.held_memory import HeldMemory, held_bytes
-from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
+from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics import Metrics
 from fastgen.server.serving.queue_limit import admit
 from fastgen.server.serving.request_handler import RequestHandler
-from fastgen.server.serving.task import TaskName
+from fastgen.server.serving.served_model import ServedModel
+from fastgen.server.serving.served_task import TaskName
 from fastgen.settings import ServerConfig
 from fastgen.text.rendered_request import RenderedRequest
 

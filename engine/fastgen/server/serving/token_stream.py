@@ -10,7 +10,7 @@ import contextvars
 import logging
 from typing import Protocol
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.sse import EventStream
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.text.request_output import OutputDelta

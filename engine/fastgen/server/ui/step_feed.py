@@ -11,7 +11,7 @@ import msgspec
 
 from fastgen.core.stats import SchedulerStats, StepTrace
 from fastgen.link.messages import StepReport
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 
 # Steps that are kept for a slow watcher. Older ones are dropped.
 _MOST_PENDING = 256

@@ -20,7 +20,7 @@ from fastgen.model import ModelError
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.model.config.huggingface_families import FAMILIES
-from fastgen.model.config.unserved_fields import UNSERVED
+from fastgen.model.config.unsupported_fields import UNSUPPORTED
 from support.tiny_models import SIZES, TINY, Tiny
 
 _TRAINING = "used only in training"
@@ -375,17 +375,17 @@ def test_factors_and_switches_of_other_families_are_rejected_in_native_ones() ->
     }
     found = {name for name in others - native if ARITHMETIC.search(name)}
     explained = {name for names in NOT_REJECTED.values() for name in names}
-    assert found - UNSERVED.keys() == explained
+    assert found - UNSUPPORTED.keys() == explained
 
 
-@pytest.mark.parametrize("name", UNSERVED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_field_of_another_family_is_rejected_by_name_unless_it_changes_nothing(name: str) -> None:
     family = next((family for family in FAMILIES if name not in FAMILIES[family].defaults | fields_of(family)), "llama")
     config = {key: value for key, value in config_of(family).items() if key != name}
     before = architecture_from_huggingface(config, None)
     assert outcome(config | {name: 0.7}, name) is None
     assert outcome(config | {name: None}, name) == before
-    for neutral in UNSERVED[name]:
+    for neutral in UNSUPPORTED[name]:
         assert outcome(config | {name: neutral}, name) == before
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.model.checkpoint.test_dequantise import random_blocks
-from fastgen.model.checkpoint.dequantise import TYPES, dequantise
+from engine.model.checkpoint.test_gguf_types import random_blocks
+from fastgen.model.checkpoint.gguf_types import TYPES, dequantise
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.layers.int8_linear import Int8Linear
 

@@ -19,7 +19,7 @@ from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.generation_defaults import BANNED, IGNORED, NUMBERS, WITHOUT_EFFECT, generation_defaults
 from fastgen.server.openai import completions
 from fastgen.server.openai.generation_request import ChatRequest, CompletionRequest
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.settings import ConfigError
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.tokenizer import Tokenizer

@@ -31,8 +31,9 @@ from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.serving.encoding import PromptSizeLimit
 from fastgen.server.serving.held_memory import HeldMemory
-from fastgen.server.serving.lifecycle import Lifecycle, ServedModel
+from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics import Metrics
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.service import Service
 from fastgen.settings import ServerConfig
 from fastgen.text.grammars.checker import GrammarChecker

@@ -14,7 +14,7 @@ from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import Structure, Tools, constrained, offered_tools, tools_grammar
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.request import ResponseRequest
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import Collected

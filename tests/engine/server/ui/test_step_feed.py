@@ -10,7 +10,7 @@ import pytest
 from fastgen.core.stats import SchedulerStats, StepStats, StepTrace
 from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import StepReport
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.ui import step_feed
 from fastgen.server.ui.step_feed import StepFeed, Update
 

@@ -9,7 +9,7 @@ from fastgen.core.sampling_params import Grammar
 from fastgen.server.openai.fields.messages import text_of
 from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.generation_request import ChatRequest
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.reasoning import Start, after_reasoning
 
 # Variables that turn reasoning on and off: Qwen3's and DeepSeek-V3.1's.

@@ -13,7 +13,7 @@ from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.encoding import encode_bad_words, encode_rendered
 from fastgen.server.serving.held_memory import most_logprob_tokens
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
 from fastgen.text.reasoning import Start

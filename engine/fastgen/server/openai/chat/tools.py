@@ -13,7 +13,7 @@ from fastgen.core.sampling_params import Grammar
 from fastgen.server.openai.fields.messages import with_text
 from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.generation_request import ChatRequest
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.grammars.lark import arguments_grammar
 from fastgen.text.grammars.limits import MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.errors import SchemaError

@@ -18,8 +18,8 @@ from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.response_bodies import ResponseHead, json_response
 from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.server.serving.served_task import ServedTask
 from fastgen.server.serving.service import Service, client_names
-from fastgen.server.serving.task import ServedTask
 from fastgen.server.serving.vectors import vector
 from fastgen.text.rendered_request import RenderedRequest
 

@@ -10,16 +10,16 @@ from pydantic import Field
 
 from fastgen.core.request import Pooling, Request
 from fastgen.core.sampling_params import SamplingParams
-from fastgen.server.openai.fields.common import EngineFields
+from fastgen.server.openai.base_request import BaseRequest
 from fastgen.server.openai.fields.types import TruncationLimit, TruncationSide
 from fastgen.server.serving.encoding import encode
-from fastgen.server.serving.lifecycle import ServedModel
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.request_output import Usage
 
 NO_SAMPLING = SamplingParams(temperature=0, max_tokens=1)
 
 
-class PoolingRequest(EngineFields):
+class PoolingRequest(BaseRequest):
     """Fields of requests without generated text."""
 
     default_truncation_side: ClassVar[Literal["left", "right"]] = "right"

@@ -19,8 +19,8 @@ from fastgen.server.openai.fields.unsupported import refused
 from fastgen.server.openai.pooling.request import NO_SAMPLING, EmbeddingUsage, PoolingRequest
 from fastgen.server.openai.response_bodies import ResponseHead, json_response
 from fastgen.server.serving.encoding import encode, encode_rendered
-from fastgen.server.serving.lifecycle import ServedModel
 from fastgen.server.serving.request_handler import RequestHandler
+from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.vectors import probability_of_yes, similarity, vector
 from fastgen.text.rendered_request import RenderedRequest

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from fastgen.server.http.errors import APIError
+from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected

@@ -1,4 +1,4 @@
-"""Dequantise blocks of GGUF tensor data to float32, vectorised over many blocks.
+"""The types of tensors in GGUF files: their layout, and their values as float32, vectorised over many blocks.
 
 Layouts are those of ggml's `block_q*` structs (ggml-common.h). The order of float operations is that of the package
 `gguf`, so results are equal bit for bit. They run over parts of a tensor that fit the processor's cache, which is

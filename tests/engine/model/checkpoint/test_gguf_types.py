@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fastgen.model import ModelError
-from fastgen.model.checkpoint.dequantise import TYPES, dequantise
 from fastgen.model.checkpoint.gguf_file import GGUFFile
+from fastgen.model.checkpoint.gguf_types import TYPES, dequantise
 
 # Offsets of the half-precision scales in a block; all other bytes may have any value.
 HALVES = {

@@ -1,4 +1,4 @@
-"""Fields of every request that the engine runs, and the engine request that they become."""
+"""The fields that all request bodies have which the engine runs, and the engine request that they become."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastgen.server.openai.fields.types import Integer, Number, String, Truncati
 from fastgen.server.openai.fields.unsupported import ignored
 
 
-class EngineFields(BaseModel):
-    """Fields that generation and pooling requests share. Unknown fields are ignored."""
+class BaseRequest(BaseModel):
+    """Fields that all requests share which the engine runs: generation and pooling. Unknown fields are ignored."""
 
     default_truncation_side: ClassVar[Literal["left", "right"]] = "left"
 

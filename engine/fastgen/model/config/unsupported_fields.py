@@ -13,7 +13,7 @@ from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields, shown
 
 # By name: the values besides null that change nothing.
-UNSERVED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # factors and bounds of embeddings, residuals, projections and logits
     "activation_sparsity_pattern": (),
     "attention_in_multiplier": (1,),
@@ -108,7 +108,7 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def reject_unserved_fields(fields: Fields) -> None:
+def reject_unsupported_fields(fields: Fields) -> None:
     """Check the fields that the model's family has not read.
 
     Raises:
@@ -116,7 +116,7 @@ def reject_unserved_fields(fields: Fields) -> None:
     """
     kind, unread = fields.text("model_type"), fields.unread()
     for name, value in unread.items():
-        if name in UNSERVED and value not in UNSERVED[name]:
+        if name in UNSUPPORTED and value not in UNSUPPORTED[name]:
             raise ModelError(f"{name} is {shown(value)}: models of type {kind} are not supported with it")
     rope_layers = unread.get("no_rope_layers")  # 1 for each layer with rotary positions
     if rope_layers and rope_layers != [1] * fields.integer("num_hidden_layers"):

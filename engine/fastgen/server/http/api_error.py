@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from fastapi import Response
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from fastgen.core.request_error import RequestError
@@ -56,38 +55,6 @@ class FailedRequest(APIError):
     """The error of a request that was admitted, or that a defect of the server ended: it was not rejected."""
 
 
-def engine_died(reason: str) -> FailedRequest:
-    """Return the error for a request that was running when the engine died of `reason`."""
-    return FailedRequest(500, f"the engine died during this request: {reason}; try again", code="engine_dead")
-
-
-def out_of_memory() -> FailedRequest:
-    """Return the error for a request that the device lacked the memory to compute, even alone."""
-    return FailedRequest(
-        503,
-        "the device ran out of memory for this request, even with nothing else in the step: send a shorter one, try "
-        "again later, or lower --memory-percent (spec.engine.kvCache.memoryPercent) to leave more for steps",
-        code="out_of_memory",
-    )
-
-
-def rejected_by_engine() -> FailedRequest:
-    """Return the error for a request that the engine rejected although the server had accepted it."""
-    return FailedRequest(
-        500, "internal error: the engine rejected this request; the server's log has the reason", code="internal_error"
-    )
-
-
-def grammar_too_complex() -> FailedRequest:
-    """Return the error for a generation whose grammar takes too much work or memory to follow any further."""
-    return FailedRequest(
-        400,
-        "the grammar or schema of this request takes too much work or memory to follow any further; simplify it, or "
-        "lower max_tokens",
-        code="grammar_too_complex",
-    )
-
-
 def from_exception(error: Exception) -> APIError:
     """Return the error for an exception that an endpoint or the framework raised."""
     match error:
@@ -103,18 +70,3 @@ def from_exception(error: Exception) -> APIError:
     return FailedRequest(
         500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
     )
-
-
-def invalid_json(message: str) -> APIError:
-    """Return the error for a body that is not a JSON object."""
-    return APIError(400, message, code="invalid_json")
-
-
-def invalid_fields(error: ValidationError) -> APIError:
-    """Return the error for a body with invalid fields; it names the first one."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(map(str, first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
-    if not param:
-        return invalid_json(f"the body must be a JSON object with Content-Type: application/json ({message})")
-    return APIError(400, f"{param}: {message}", code="invalid_value", param=param)

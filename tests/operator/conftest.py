@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,15 @@ def operator(_operator: OperatorProcess) -> OperatorProcess:
 def unattended(_operator: OperatorProcess) -> None:
     """Stop the shared operator; the tests of the module start their own."""
     assert _operator.stop() == 0
+
+
+@pytest.fixture
+def own_operator(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """An operator of the test's namespace alone, for modules that use `unattended`."""
+    started = OperatorProcess(operator_kubeconfig(plane), tmp_path / "log", ("--namespace", space.name))
+    started.start()
+    yield started
+    started.abandon()
 
 
 @pytest.fixture

@@ -92,6 +92,16 @@ class Watchdog:
         )
 
 
+def seconds_waited(thread: Path) -> float:
+    """Return how long a thread could run and had no processor; `thread` is its folder in /proc.
+
+    Raises:
+        OSError: if it has ended.
+        IndexError: if the kernel does not count it.
+    """
+    return int((thread / "schedstat").read_text().split()[1]) / 1e9
+
+
 class ProcessorWait:
     """Measures how long a process has waited for a processor: its thread that waited longest."""
 
@@ -110,5 +120,5 @@ class ProcessorWait:
         with suppress(OSError):
             for task in self._tasks.iterdir():
                 with suppress(OSError, IndexError):  # a thread that has ended
-                    found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+                    found[task.name] = seconds_waited(task)
         return found

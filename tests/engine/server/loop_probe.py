@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import fastgen.server.api_process
 import fastgen.server.main
+from fastgen.link.watchdog import seconds_waited
 
 _FORMAT = "<d"
 
@@ -57,7 +58,7 @@ class _Times(NamedTuple):
             for thread in threading.enumerate()
             if thread.name.startswith("encode") and thread.ident is not None
         )
-        waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+        waited = seconds_waited(Path("/proc/thread-self"))
         return cls(time.monotonic(), time.process_time() - encoding, waited)
 
     def held(self, last: _Times) -> float:

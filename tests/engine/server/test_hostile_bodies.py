@@ -17,6 +17,7 @@ import pytest
 from engine.server.hostile import BODIES, Body
 from engine.server.loop_probe import longest_hold
 from engine.server.serving import Serving, serving
+from fastgen.link.watchdog import seconds_waited
 
 # Seconds of one turn of the event loop. Before decision 042, some of these bodies took three.
 MOST_HELD = 0.15
@@ -45,21 +46,16 @@ class Clock:
     def __init__(self, server: Serving) -> None:
         self._tasks = [Path(f"/proc/{process}/task") for process in (server.process.pid, server.engine_pid())]
         # By path, also of threads that have ended: their time must not come back.
-        self._waited: dict[Path, int] = {}
+        self._waited: dict[Path, float] = {}
         self._lock = threading.Lock()
 
     def now(self) -> float:
         with self._lock:
             for thread in itertools.chain(*(tasks.iterdir() for tasks in self._tasks)):
                 with suppress(FileNotFoundError, ProcessLookupError):
-                    self._waited[thread] = nanoseconds_waited(thread)
-            waited = sum(self._waited.values()) + nanoseconds_waited(Path("/proc/thread-self"))
-        return time.monotonic() - 1e-9 * waited
-
-
-def nanoseconds_waited(thread: Path) -> int:
-    """Return how long a thread could run and had no core."""
-    return int((thread / "schedstat").read_text().split()[1])
+                    self._waited[thread] = seconds_waited(thread)
+            waited = sum(self._waited.values()) + seconds_waited(Path("/proc/thread-self"))
+        return time.monotonic() - waited
 
 
 class Watcher:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plugin.main import main as plugin
-from harness.chart import operator_kubeconfig
 from harness.hostile import create, deep, refusal, without_limits
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -22,15 +19,6 @@ pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 DEPTHS = (100, 700, 1500, 3000, 9000)
 
 
-@pytest.fixture
-def operator(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[OperatorProcess]:
-    """An operator of the test's namespace."""
-    started = OperatorProcess(operator_kubeconfig(plane), tmp_path / "log", ("--namespace", space.name))
-    started.start()
-    yield started
-    started.abandon()
-
-
 def scale(space: Space, replicas: int, *, others: int = 0) -> None:
     space.patch("fgd/chat", {"spec": {"replicas": replicas}})
     space.make_ready(count=replicas + others)
@@ -38,7 +26,7 @@ def scale(space: Space, replicas: int, *, others: int = 0) -> None:
 
 
 def test_resources_of_any_depth_are_reported_and_stop_nothing_else(
-    plane: ControlPlane, space: Space, operator: OperatorProcess, capsys: pytest.CaptureFixture[str]
+    plane: ControlPlane, space: Space, own_operator: OperatorProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space.apply(resource())
     scale(space, 1)
@@ -51,8 +39,8 @@ def test_resources_of_any_depth_are_reported_and_stop_nothing_else(
             words = space.wait_condition("Ready", "False", "InvalidSpec", name)["message"]
             assert words.startswith("spec.podTemplate.spec.a.…: nested more than 32 levels deep: flatten or remove it")
         scale(space, 2)
-        assert operator.stop() == 0
-        operator.start()
+        assert own_operator.stop() == 0
+        own_operator.start()
         scale(space, 1)
         space.patch("fgd/chat", {"spec": {"podTemplate": {"spec": json.loads(deep(100))}}})
         space.wait_condition("Ready", "False", "InvalidSpec")
@@ -69,8 +57,8 @@ def test_resources_of_any_depth_are_reported_and_stop_nothing_else(
         assert "InvalidSpec" in capsys.readouterr().out
         space.patch("fgd/map-9000", {"spec": {"podTemplate": None}})
         space.wait_condition("Ready", "True", None, "map-9000")
-    assert operator.is_healthy()
-    assert "Traceback" not in operator.log.read_text()
+    assert own_operator.is_healthy()
+    assert "Traceback" not in own_operator.log.read_text()
 
 
 def test_admission_rejects_what_the_operator_could_not_use_and_names_the_field(
@@ -106,7 +94,7 @@ def test_what_was_stored_before_the_limits_keeps_its_spec_and_can_be_labelled_sc
 
 
 def test_children_with_large_metadata_and_large_pods_of_others_stop_nothing(
-    space: Space, operator: OperatorProcess
+    space: Space, own_operator: OperatorProcess
 ) -> None:
     space.apply(resource())
     scale(space, 1)
@@ -128,24 +116,24 @@ def test_children_with_large_metadata_and_large_pods_of_others_stop_nothing(
         intruder["spec"].pop(name, None)
     space.kubectl("create", "--filename", "-", stdin=json.dumps(intruder))
     scale(space, 2, others=1)
-    assert operator.stop() == 0
-    operator.start()
+    assert own_operator.stop() == 0
+    own_operator.start()
     scale(space, 1, others=1)
-    assert operator.is_healthy()
-    assert "Traceback" not in operator.log.read_text()
+    assert own_operator.is_healthy()
+    assert "Traceback" not in own_operator.log.read_text()
 
 
 def test_a_deployment_that_is_too_large_to_be_read_is_named_and_left_alone(
-    space: Space, operator: OperatorProcess
+    space: Space, own_operator: OperatorProcess
 ) -> None:
     space.apply(resource())
     scale(space, 1)
     variables = [{"name": f"v{number}", "value": "x" * 100_000} for number in range(11)]
     pod = {"containers": [{"name": "engine", "env": variables}]}
     body = {"spec": {"paused": True, "template": {"spec": pod}}}
-    operator.stop()
+    own_operator.stop()
     space.kubectl("patch", "deployment", "chat", "--patch-file", "/dev/stdin", stdin=json.dumps(body))
-    operator.start()
+    own_operator.start()
     words = space.wait_condition("Ready", "False", "UnreadableChild")["message"]
     assert words.startswith("the Deployment chat cannot be read: spec.template.spec.containers.")
     assert "KiB, above 1024 KiB: shorten it, or delete the Deployment" in words

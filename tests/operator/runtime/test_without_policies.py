@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, NETWORK_POLICY, POD, SERVICE
-from harness.chart import install, operator_kubeconfig
+from harness.chart import install
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from harness.thief import END, POD_SPEC, changed, children, dry, thief_of
@@ -33,21 +32,13 @@ def unprotected(plane: ControlPlane) -> Iterator[None]:
     assert len(plane.kubectl("get", POLICIES, "--output=name").splitlines()) == 8
 
 
-@pytest.fixture
-def operator(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[OperatorProcess]:
-    started = OperatorProcess(operator_kubeconfig(plane), tmp_path / "log", ("--namespace", space.name))
-    started.start()
-    yield started
-    started.abandon()
-
-
 def apply(user: User, **spec: Object) -> None:
     """Create the resource `chat` as the user. Raises KubeError."""
     path = FASTGEN.path(user.space.name)
     user.server.request("POST", path, None, resource(**spec), "application/json")
 
 
-def test_an_author_reaches_what_any_pod_of_the_namespace_does(space: Space, operator: OperatorProcess) -> None:
+def test_an_author_reaches_what_any_pod_of_the_namespace_does(space: Space, own_operator: OperatorProcess) -> None:
     """Also without any other right in the namespace than the chart's edit role."""
     space.kubectl("create", "serviceaccount", "admin")
     alice = User(space, "alice")
@@ -58,17 +49,17 @@ def test_an_author_reaches_what_any_pod_of_the_namespace_does(space: Space, oper
     assert {volume["name"]: volume for volume in pod["spec"]["volumes"]}["stolen"]["secret"]["secretName"] == "admin"
     sources = [source for volume in pod["spec"]["volumes"] for source in volume.get("projected", {}).get("sources", [])]
     assert any("serviceAccountToken" in source for source in sources)
-    assert operator.is_healthy()
+    assert own_operator.is_healthy()
 
 
 def test_the_operator_still_refuses_templates_that_violate_the_restricted_standard(
-    space: Space, operator: OperatorProcess
+    space: Space, own_operator: OperatorProcess
 ) -> None:
     apply(User(space, "alice"), podTemplate={"spec": {"hostPID": True}})
     words = space.wait_condition("Ready", "False", "PodTemplateRefused")["message"]
     assert "hostPID must be false" in words
     assert space.pods() == []
-    assert operator.is_healthy()
+    assert own_operator.is_healthy()
 
 
 def test_the_operators_credentials_reach_every_secret_through_a_pod(plane: ControlPlane, space: Space) -> None:

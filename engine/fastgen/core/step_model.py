@@ -10,6 +10,7 @@ from fastgen.core.step_times import StepCoefficients, StepTime, StepWork
 # Scale the columns to about 1, so that the ridge below affects them equally.
 _SCALES = StepCoefficients(1.0, 1 / 256, 1 / 65536, 1 / 1048576)
 _SIZE = len(_SCALES)
+_NO_STEPS = [0.0] * (_SIZE * _SIZE + _SIZE + 1)
 # Weight of a bucket's earlier steps when one is added: it averages over about 64 steps.
 _FADE = 1 - 1 / 64
 # Keeps the equations solvable if all steps are alike; too small to matter otherwise.
@@ -17,10 +18,14 @@ _RIDGE = 1e-7
 # `context_pair` is shrunk to its prior as if all steps had shown the prior over contexts of so many tokens. Longer
 # contexts outweigh it. Shorter ones do not: the times of their chunks also differ for other reasons.
 _PRIOR_CONTEXT = 100
-# Outliers are clipped to this multiple of the expected time.
+# Outliers are clipped to this multiple of the expected time, except for the first step of a bucket: the expectation is
+# an extrapolation there. If that step was slow for another reason, faster ones soon outweigh it.
 _OUTLIER = 4.0
 _MIN_STEPS = 8
 _STEPS_PER_FIT = 16
+# The first steps of a bucket, as many as one fit has, are fitted at once if they take more than this multiple of the
+# expected time, or less than its inverse. Not all steps: what the model cannot explain would be fitted in each step.
+_DEVIATION = 1.25
 
 
 class StepModel:
@@ -37,7 +42,7 @@ class StepModel:
 
     def __init__(self) -> None:
         self.coefficients = StepCoefficients()
-        # By bucket, weighted sums over its steps x = (1, *work) and times y, relative to y: x x' and x y.
+        # By bucket, weighted sums over its steps x = (1, *work) and times y, relative to y: x x' and x y; and of 1.
         self._buckets: dict[tuple[int, int], list[float]] = {}
         self._num_observed = 0
         self._prior = 0.0  # of the coefficient `context_pair`
@@ -57,22 +62,23 @@ class StepModel:
         """Record a step. A time of 0 is ignored: the step was not measured."""
         if seconds <= 0:
             return
-        expected = self.coefficients.seconds(work)
-        if expected > 0:
+        bucket, expected = _bucket(work), self.coefficients.seconds(work)
+        sums = self._buckets.get(bucket, _NO_STEPS)
+        deviates = expected > 0 and not expected / _DEVIATION <= seconds <= expected * _DEVIATION
+        if deviates and sums is not _NO_STEPS:
             seconds = min(seconds, _OUTLIER * expected)
         x = [value * scale / seconds for value, scale in zip((1, *work), _SCALES, strict=True)]
-        added = [a * b for a in x for b in x] + x
-        bucket = _bucket(work)
-        sums = self._buckets.get(bucket, [0.0] * len(added))
+        added = [a * b for a in x for b in x] + x + [1.0]
         self._buckets[bucket] = [_FADE * old + new for old, new in zip(sums, added, strict=True)]
         self._num_observed += 1
         often = _MIN_STEPS <= self._num_observed < 4 * _STEPS_PER_FIT
-        if often or self._num_observed % _STEPS_PER_FIT == 0:
+        is_new = deviates and sums[-1] < _STEPS_PER_FIT - 1
+        if often or is_new or self._num_observed % _STEPS_PER_FIT == 0:
             self._fit()
 
     def _fit(self) -> None:
         totals = [sum(parts) for parts in zip(*self._buckets.values(), strict=True)]
-        xx, xy = totals[: _SIZE * _SIZE], totals[_SIZE * _SIZE :]
+        xx, xy = totals[: _SIZE * _SIZE], totals[_SIZE * _SIZE : -1]
         if len({tokens for tokens, _ in self._buckets}) == 1:
             # Steps of one size cannot separate the base from the tokens. Attributing all to the tokens overestimates
             # larger steps and underestimates smaller ones, so the chunker produces steps of other sizes, and they

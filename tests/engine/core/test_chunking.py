@@ -175,6 +175,47 @@ def observe_short_prompts(model: StepModel, costs: StepCoefficients, saved: floa
         model.observe(work, seconds * (1 + 0.1 * abs(rng.gauss(0, 1))))
 
 
+def of_long_context(model: StepModel, costs: StepCoefficients, tokens: int, slow: float = 1.0) -> float:
+    """Observe a chunk at a context of 20,000 beside 8 decodes; return its predicted time over the real one."""
+    chunk = StepWork.of_chunk(20_000, tokens)
+    work = chunk._replace(tokens=tokens + 8, kv_tokens=chunk.kv_tokens + 2400)
+    predicted, seconds = model.coefficients.seconds(work), costs.seconds(work)
+    model.observe(work, slow * seconds)
+    return predicted / seconds
+
+
+@pytest.mark.parametrize("slow", [1.0, 4.0, 30.0], ids=["as usual", "slow", "very slow"])
+def test_the_first_steps_of_a_long_context_are_fitted_at_once(slow: float) -> None:
+    """Also if the very first one was slow for another reason."""
+    costs = StepCoefficients(0.02, 0.0006, 2e-7, 7e-7)
+    model = observed(0.02, 0.0006, 2e-7, noise=0.1)
+    assert of_long_context(model, costs, 256, slow) < 0.1
+    for _ in range(4):
+        of_long_context(model, costs, 64)
+    for tokens in (8, 32, 128):
+        assert of_long_context(model, costs, tokens) == pytest.approx(1.0, rel=0.25)
+
+
+@pytest.mark.parametrize("slow", [3.0, 30.0])
+def test_a_slow_step_does_not_change_a_fit_that_has_seen_its_like(slow: float) -> None:
+    costs = StepCoefficients(0.02, 0.0006, 2e-7, 7e-7)
+    model = observed(*costs, noise=0.1)
+    before = [of_long_context(model, costs, tokens) for tokens in (1, 16, 64, 256)]
+    for tokens in (16, 256):
+        of_long_context(model, costs, tokens, slow)
+    model._fit()
+    assert [of_long_context(model, costs, tokens) for tokens in (1, 16, 64, 256)] == pytest.approx(before, rel=0.05)
+
+
+def test_what_the_model_cannot_explain_is_not_fitted_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    model = observed(0.02, 0.0006, 2e-7, noise=0.1)
+    monkeypatch.setattr(model, "_fit", lambda: fits.append(model._num_observed))
+    for number in range(400):
+        model.observe(StepWork(100 + number % 7), 10.0 if number % 2 else 1e-3)
+    assert len(fits) <= 400 // 16 + 16
+
+
 @pytest.mark.parametrize("saved", [0.0, 0.15], ids=["linear", "concave"])
 def test_short_contexts_invent_no_cost_of_contexts(saved: float) -> None:
     costs, model = StepCoefficients(0.04, 0.001, 1e-6), StepModel()

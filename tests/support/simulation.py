@@ -117,9 +117,9 @@ class SimulatedRunner:
         ticket = SimulatedTicket(self, step)
         self._launched.append(ticket)
         began = max(self.clock.now, self._busy_until)
-        self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()))
         sizes = np.diff(step.query_starts)[step.num_decodes :].astype(np.int64)
-        self._busy_until += self.pair * float((sizes * (step.seq_lens[step.num_decodes :] - (sizes - 1) / 2)).sum())
+        pairs = float((sizes * (step.seq_lens[step.num_decodes :] - (sizes - 1) / 2)).sum())
+        self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()), pairs)
         self._busy_until += (len(step.swap_out) + len(step.swap_in)) * self.seconds_per_block
         ticket.done_at = self._busy_until
         self.done_at.append(ticket.done_at)
@@ -133,8 +133,8 @@ class SimulatedRunner:
             first.output = self._run(first.step)
         self.clock.now = max(self.clock.now, ticket.done_at)
 
-    def seconds(self, tokens: int, kv_tokens: int) -> float:
-        return self.base + self.token * tokens + self.kv_token * kv_tokens
+    def seconds(self, tokens: int, kv_tokens: int, pairs: float = 0.0) -> float:
+        return self.base + self.token * tokens + self.kv_token * kv_tokens + self.pair * pairs
 
     def _run(self, step: StepInput) -> StepOutput:
         for block, host in step.swap_out.tolist():

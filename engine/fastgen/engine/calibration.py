@@ -31,11 +31,14 @@ _NUM_DECODES = 4
 _CONTEXT = 256
 # Longest prompt chunk of a measured step.
 _MAX_CHUNK = 512
-# Tokens of a chunk over a long context, and of another one over the longest context measured.
+# Tokens of a chunk over a long context, and of a short one over the longest context measured.
 _CONTEXT_CHUNK, _SHORT_CHUNK = 64, 16
 # The context of a chunk starts with the first number and is multiplied by the second, until the step takes this many
 # times as long as without a context: the third.
 _CHUNK_CONTEXT, _CONTEXT_GROWTH, _SLOWDOWN = 1024, 4, 2.0
+# Then the chunk is multiplied by the first number until it takes this many times as long as a short one over the same
+# context: the second.
+_CHUNK_GROWTH, _SEPARATION = 4, 2.0
 # Larger steps are skipped after this many sizes in a row that improve throughput by less than _MIN_GAIN.
 _PATIENCE = 3
 _MIN_GAIN = 1.01
@@ -53,7 +56,7 @@ class Calibration:
     Attributes:
         curve: one point per step size, all with the same contexts of the decoding sequences.
         contexts: steps of one size over little and over much KV.
-        chunks: steps of one prompt chunk, over contexts of increasing length; empty if the model is too short for them.
+        chunks: steps of chunks over contexts of increasing length; empty if the model is too short for them.
     """
 
     curve: tuple[StepTime, ...]
@@ -106,8 +109,8 @@ def tuned_budget(calibration: Calibration, config: EngineConfig) -> TunedBudget:
     return tune_budget(
         calibration.curve,
         target_seconds=target / 1000 if isinstance(target, int) else None,
-        # Prompts must advance even if no step meets the target.
-        minimum=config.max_sequences or MIN_PROMPT_TOKENS,
+        # Prompts must advance even if no step meets the target, and beside as many decodes as may run.
+        minimum=(config.max_sequences or 0) + MIN_PROMPT_TOKENS,
         maximum=config.most_tokens,
     )
 
@@ -164,26 +167,37 @@ def measure(
         contexts = [
             _faster(point, bench.time_contexts(share)) for point, share in zip(contexts, (0.0, 1.0), strict=True)
         ]
-        chunks = {chunk: _faster(point, bench.time_chunk(*chunk)) for chunk, point in chunks.items()}
+        chunks = {chunk: _faster(point, bench.time_chunks(*chunk)) for chunk, point in chunks.items()}
         on_progress((round_ + 1) / _MAX_ROUNDS)
     on_progress(1.0)
     return Calibration(tuple(best.values()), tuple(contexts), tuple(chunks.values()))
 
 
-def _time_chunks(bench: _Bench) -> dict[tuple[int, int], StepTime]:
-    """Time steps of one prompt chunk over longer and longer contexts; return them by context and tokens."""
+def _time_chunks(bench: _Bench) -> dict[tuple[int, int, int], StepTime]:
+    """Time steps of chunks over longer and longer contexts; return them by the arguments of `_Bench.time_chunks`."""
     longest = bench.longest_context(_CONTEXT_CHUNK)
     if not longest:
         return {}
-    plain, context = bench.time_chunk(0, _CONTEXT_CHUNK), 0
-    found = {(0, _CONTEXT_CHUNK): plain}
-    while context < longest:
+    found = dict[tuple[int, int, int], StepTime]()
+
+    def time_chunks(context: int, num_tokens: int, count: int) -> float:
+        point = found[context, num_tokens, count] = bench.time_chunks(context, num_tokens, count)
+        return point.seconds
+
+    plain, context = time_chunks(0, _CONTEXT_CHUNK, 1), 0
+    seconds = plain
+    while context < longest and seconds < _SLOWDOWN * plain:
         context = min(longest, _CONTEXT_GROWTH * context or _CHUNK_CONTEXT)
-        point = found[context, _CONTEXT_CHUNK] = bench.time_chunk(context, _CONTEXT_CHUNK)
-        if point.seconds >= _SLOWDOWN * plain.seconds:
-            break
-    # A chunk reads the KV of its context once, and each of its tokens attends to it: fewer tokens tell the two apart.
-    found[context, _SHORT_CHUNK] = bench.time_chunk(context, _SHORT_CHUNK)
+        seconds = time_chunks(context, _CONTEXT_CHUNK, 1)
+    # Decodes over the context show the cost of reading the KV: a chunk reads it once, and each of its tokens attends to
+    # it. On a GPU the attention of 64 tokens takes no longer than reading the KV, or than a launch: more tokens do.
+    time_chunks(context, 1, _NUM_DECODES)
+    short, size, largest = time_chunks(context, _SHORT_CHUNK, 1), _CONTEXT_CHUNK, bench.longest_chunk(context)
+    while size < largest and seconds < _SEPARATION * short:
+        size = min(largest, _CHUNK_GROWTH * size)
+        seconds = time_chunks(context, size, 1)
+    for part in (2, 4) if size > _CONTEXT_CHUNK else ():
+        time_chunks(bench.whole_blocks(context // part), size, 1)
     return found
 
 
@@ -264,22 +278,37 @@ class _Bench:
         size = self._pool.block_size
         if self._context < size or self._pool.num_free < self._pool.blocks_for(num_tokens):
             return 0
-        return max(0, self._runner.max_model_length - num_tokens) // size * size
+        # Where the model allows it, longer chunks can be timed over it, too.
+        room = max(num_tokens, min(self._longest_chunk, self._runner.max_model_length // 4))
+        return self.whole_blocks(max(0, self._runner.max_model_length - room))
 
-    def time_chunk(self, context: int, num_tokens: int) -> StepTime:
-        """Time one step of a chunk over a context of whole blocks.
+    def whole_blocks(self, num_tokens: int) -> int:
+        """Return the tokens of the whole blocks among `num_tokens`."""
+        return num_tokens // self._pool.block_size * self._pool.block_size
 
-        The context consists of the full blocks of a decoder, over and over: it needs no memory of its own.
+    def longest_chunk(self, context: int) -> int:
+        """Return the tokens of the longest chunk that can be timed over a context."""
+        free = self._pool.num_free * self._pool.block_size
+        return min(self._longest_chunk, free, self._runner.max_model_length - context)
+
+    def time_chunks(self, context: int, num_tokens: int, count: int) -> StepTime:
+        """Time one step of equal chunks, at most `count`, each over a context of whole blocks.
+
+        The contexts consist of the full blocks of a decoder, over and over: they need no memory of their own.
         """
-        sequence = self._sequence(context + num_tokens)
-        sequence.num_computed_tokens = context
         blocks = self._decoders[0].block_table[: self._context // self._pool.block_size]
         repeated = list(islice(cycle(blocks), context // self._pool.block_size))
-        sequence.block_table = list(repeated)
-        self._pool.extend(sequence.block_table, context + num_tokens)
-        point = self._run([Chunk(sequence, context, num_tokens)])
-        self._builder.release(sequence)
-        self._pool.release(sequence.block_table[len(repeated) :])
+        chunks = []
+        for _ in range(min(count, self._pool.num_free // self._pool.blocks_for(num_tokens))):
+            sequence = self._sequence(context + num_tokens)
+            sequence.num_computed_tokens = context
+            sequence.block_table = list(repeated)
+            self._pool.extend(sequence.block_table, context + num_tokens)
+            chunks.append(Chunk(sequence, context, num_tokens))
+        point = self._run(chunks)
+        for chunk in chunks:
+            self._builder.release(chunk.sequence)
+            self._pool.release(chunk.sequence.block_table[len(repeated) :])
         return point
 
     def _run(self, chunks: Sequence[Chunk]) -> StepTime:

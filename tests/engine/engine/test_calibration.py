@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import product
+
 import pytest
 
+from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.step_model import StepModel
+from fastgen.core.step_times import StepWork
 from fastgen.engine.calibration import calibrate, describe_budget, ladder, measure, tuned_budget
 from fastgen.engine.core import Engine
 from fastgen.settings import EngineConfig
@@ -61,10 +66,11 @@ def test_the_target_bounds_the_budget_and_the_log_line_tells() -> None:
     assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in line
 
 
-def test_the_budget_has_a_token_for_each_of_max_sequences() -> None:
+@pytest.mark.parametrize("target", ["auto", 1])
+def test_the_budget_has_a_token_for_each_of_max_sequences_and_some_for_prompts(target: int | str) -> None:
     device = runner(base=0.0, token=0.001)
-    config, _ = calibrate(device, auto(max_sequences=200), ignore_progress, device.clock)
-    assert config.token_budget == 200
+    config, _ = calibrate(device, auto(max_sequences=200, inter_token_target=target), ignore_progress, device.clock)
+    assert config.token_budget == 200 + MIN_PROMPT_TOKENS
 
 
 def test_sizes_beyond_saturation_are_skipped() -> None:
@@ -87,11 +93,53 @@ def test_the_cost_of_a_context_is_measured_with_chunks_over_longer_and_longer_on
     assert costs.context_pair == pytest.approx(2e-8, rel=0.05)
     assert costs.kv_token == pytest.approx(1e-7, rel=0.3)
     contexts = [point.work.kv_tokens - 64 for point in points if point.work.tokens == 64 and point.work.context_pairs]
-    assert contexts == [1024, 4096, 16384, 65472], "none doubles the time of the step; the last one is the longest"
+    assert contexts == [1024, 4096, 16384, 65024], "none doubles the time of the step; the last one is the longest"
     short = SimulatedRunner(num_blocks=4096, block_size=16, base=0.02, token=0.0005, pair=1e-6)
     contexts = [point.work.kv_tokens for point in measure(short, [16], seconds=0.0, clock=short.clock).chunks]
-    assert contexts == [64, 1024 + 64, 1024 + 16]
+    assert contexts == [64, 1024 + 64, 4 * (1024 + 1), 1024 + 16]
     assert isinstance(config.token_budget, int)
+
+
+@dataclass
+class Roofline(SimulatedRunner):
+    """A GPU: a step takes as long as its launch, its bytes or its operations, whichever take longest.
+
+    Attributes:
+        base: reading the weights. `kv_token` is reading KV, and `token` and `pair` are the operations.
+        floor: the launch.
+    """
+
+    floor: float = 0.0
+
+    def seconds(self, tokens: int, kv_tokens: int, pairs: float = 0.0) -> float:
+        return max(self.floor, self.base + self.kv_token * kv_tokens, self.token * tokens + self.pair * pairs)
+
+
+# Of one H100, by its data sheet, and models of 8.0e9 and 0.6e9 parameters in bfloat16: bytes at 80 % of 3.35 TB/s,
+# products at 680 TFLOP/s, attention at 300.
+EIGHT_BILLION = {"base": 5.6e-3, "token": 2.2e-5, "kv_token": 4.9e-8, "pair": 1.75e-9}
+SMALL = {"base": 0.45e-3, "token": 2.4e-6, "kv_token": 4.3e-8, "pair": 1e-9}
+
+
+@pytest.mark.parametrize("length", [8192, 131072])
+@pytest.mark.parametrize(
+    "device",
+    [EIGHT_BILLION, EIGHT_BILLION | {"floor": 8e-3}, SMALL | {"floor": 1e-3}],
+    ids=["8B", "8B, slow launches", "0.6B"],
+)
+def test_the_measured_steps_predict_those_of_a_gpu(device: dict[str, float], length: int) -> None:
+    """To 0.65 to 1.65 times: the model is a sum, and the time a maximum of what may overlap."""
+    gpu = Roofline(4096, 64, **device)  # type: ignore[arg-type]
+    gpu.max_model_length = length
+    config, points = calibrate(gpu, auto(max_sequences=64), ignore_progress, gpu.clock)
+    costs = StepModel.of(points).coefficients
+    assert isinstance(config.token_budget, int)
+    sizes = [size for size in (1, 16, 64, 128, 256, 512) if size <= config.token_budget]
+    for decodes, size, start in product((0, 8, 64), sizes, (0, 1000, 4000, 16_000, 60_000, 130_000)):
+        if start + size <= length and decodes + size <= config.token_budget:
+            work = StepWork(decodes + size, decodes * 1000 + start + size, (size - 1) * start)
+            seconds = gpu.seconds(work.tokens, work.kv_tokens, size * (start + size / 2))
+            assert 0.65 <= costs.seconds(work) / seconds <= 1.65
 
 
 def test_chunks_over_contexts_need_no_memory_for_the_contexts() -> None:

@@ -117,8 +117,8 @@ def _step(s: Any, requests: Any, lists: Any) -> None:
     decodes = s.num[DECODING]
     if s.pending == 0 and decodes == 0:
         return
-    share, within = _share(s, requests, lists, decodes)
-    prompts, pairs = _fill(s, requests, lists, share, within)
+    share, within, alone = _share(s, requests, lists, decodes)
+    prompts, pairs = _fill(s, requests, lists, share, within, alone)
     tokens = decodes + prompts
     s.kv_tokens += tokens
     seconds = s.base + s.token * tokens + s.kv_token * s.kv_tokens + s.context_pair * pairs
@@ -160,11 +160,11 @@ def _costs(s: Any) -> Any:
 
 
 @numba.njit(cache=True)
-def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float]:
-    """Return the most prompt tokens of the next step, and their longest time."""
+def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float, float]:
+    """Return the most prompt tokens of the next step, their longest time, and the time of the step without them."""
     room = s.token_budget - decodes
     if room < 1:
-        return 0, 0.0
+        return 0, 0.0, 0.0
     free = s.max_sequences - decodes - s.num[PARTIAL]
     backlog = s.pending
     if free < s.num[WAITING]:
@@ -175,15 +175,16 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float]
             backlog += requests[lists[WAITING, 0]].left * free
     backlog = min(backlog, room * _LOOK_AHEAD)
     if backlog == 0:
-        return 0, 0.0
-    most, seconds = room, math.inf
+        return 0, 0.0, 0.0
+    most, seconds, alone = room, math.inf, 0.0
     if decodes:
         kv_tokens = s.kv_tokens
         for at in range(s.num[PARTIAL]):
             r = requests[lists[PARTIAL, at]]
             kv_tokens -= r.prompt - r.left
         costs = _costs(s)
-        seconds = s.gap - s.base - s.token * decodes - s.kv_token * (kv_tokens + decodes)
+        alone = s.base + s.token * decodes + s.kv_token * (kv_tokens + decodes)
+        seconds = s.gap - alone
         bound = max(_MIN_PROMPT_TOKENS, _chunk_tokens(costs, seconds, 0))
         seconds = max(seconds, _chunk_seconds(costs, 0, _MIN_PROMPT_TOKENS))
         if bound < min(room, backlog):
@@ -191,16 +192,18 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float]
     share = _even_share(backlog, most)
     if decodes and share < backlog:
         share = min(most, share + -(decodes + share) % _ROW_MULTIPLE)
-    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))), seconds
+    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))), seconds, alone
 
 
 @numba.njit(cache=True)
-def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float) -> tuple[int, int]:
+def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: float) -> tuple[int, int]:
     """Compute `share` prompt tokens, or those that fit in `seconds`; return them and their context pairs.
 
-    Half is for the oldest prompt, the rest for the shortest ones.
+    Half is for the oldest prompt, the rest for the shortest ones. The first one has at least its least tokens, see
+    `fastgen.core.chunking.Allowance`; without prompts the step takes `alone` seconds.
     """
     costs, given, pairs = _costs(s), share, 0
+    only, least_tokens = -1, 0
     places = s.max_sequences - s.num[DECODING] - s.num[PARTIAL]
     oldest = -1
     for at in range(s.num[PARTIAL]):
@@ -213,7 +216,12 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float) -> tupl
     while share > 0 and oldest >= 0:
         r = requests[oldest]
         start, size = r.prompt - r.left, min(most, r.left)
-        in_time = max(_chunk_tokens(costs, within, start), int(share == given))
+        if only < 0:
+            longest = alone + 2 * _chunk_seconds(costs, start, 1)
+            only, least_tokens = oldest, min(_MIN_PROMPT_TOKENS, _chunk_tokens(costs, longest, start))
+        in_time = _chunk_tokens(costs, within, start)
+        if only == oldest:
+            in_time = max(in_time, least_tokens)
         is_full = in_time < size and most == share
         if is_full:
             in_time = _whole_tiles(s.num[DECODING] + given - share, in_time, 0)
@@ -222,6 +230,7 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float) -> tupl
             if waiting >= 0:
                 _begin(s, lists, waiting)
                 places -= 1
+            least_tokens = least_tokens - size if only == oldest else 0
             r.left -= size
             s.pending -= size
             share -= size

@@ -104,8 +104,9 @@ class EngineConfig:
     inter_token_target: int | str = setting_field(
         "auto",
         "Target inter-token latency in milliseconds. While sequences decode, a step takes only as many prompt tokens "
-        "as fit into this time, but at least 16. auto derives the target from measured step times, and exceeds it to "
-        "keep up with demand; off fills every step to the token budget.",
+        "as fit into this time, but at least 16, or as many as double the time of the step if these are fewer. auto "
+        "derives the target from measured step times, and exceeds it to keep up with demand; off fills every step to "
+        "the token budget.",
         minimum=1,
         maximum=60000,
         words=("auto", "off"),

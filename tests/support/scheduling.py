@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.blocks.block_pool import BlockPool
@@ -10,6 +11,14 @@ from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import StepPlan
+from fastgen.core.step_times import StepCoefficients
+
+
+@dataclass
+class Known:
+    """Step times that need no fit."""
+
+    coefficients: StepCoefficients
 
 
 def scheduler(

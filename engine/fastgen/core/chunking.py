@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from fastgen.core.step_times import StepCoefficients, StepTimes, StepWork, chunk_seconds, chunk_tokens
 
-# A step may take the time of this many prompt tokens without a context, whatever its target, or else one token. They
-# add little to the fixed cost of a step, and without them a target that cannot be met would starve prompts.
+# A step may take this many prompt tokens, whatever its target. They add little to the fixed cost of a step, and without
+# them a target that cannot be met would starve prompts. Over a long context they may cost more: see
+# `Allowance.least_tokens`.
 MIN_PROMPT_TOKENS = 16
 # Matrix products compute rows in tiles, and some pad them: filling up a tile costs nothing.
 ROW_MULTIPLE = 16
@@ -38,11 +39,13 @@ class StepLoad:
         decodes: sequences that decode in it.
         kv_tokens: tokens of these sequences whose KV is in the cache.
         backlog: prompt tokens that could be computed in this step or the next ones, at least 1.
+        awaiting: sequences that decode in a later step, because they await the mask of their grammar.
     """
 
     decodes: int
     kv_tokens: int
     backlog: int
+    awaiting: int = 0
 
     @property
     def decode_work(self) -> StepWork:
@@ -58,12 +61,14 @@ class Allowance:
         tokens: the most tokens.
         seconds: the longest time of these tokens by `costs`, over whatever context. Less than 0 if it was exceeded.
         costs: the coefficients of the step's time.
+        decode_seconds: time of the step without prompts.
         excess: tokens by which the last chunk may exceed the time in order to fill a tile of rows.
     """
 
     tokens: int
     seconds: float = math.inf
     costs: StepCoefficients = field(default=StepCoefficients())
+    decode_seconds: float = 0.0
     excess: int = 0
 
     @property
@@ -74,6 +79,15 @@ class Allowance:
     def tokens_in_time(self, start: int, before: int) -> int:
         """Return by how many tokens a chunk of `before` tokens at context `start` may grow in the time."""
         return chunk_tokens(self.costs, self.seconds + chunk_seconds(self.costs, start, before), start) - before
+
+    def least_tokens(self, start: int) -> int:
+        """Return how many tokens the first chunk of a step may have at context `start`, whatever the time.
+
+        They are `MIN_PROMPT_TOKENS`, or fewer if they would more than double the time of a step with one of them. So
+        prompts get at least half of the time, or that many tokens, and decodes wait at most twice as long.
+        """
+        first = chunk_seconds(self.costs, start, 1)
+        return min(MIN_PROMPT_TOKENS, chunk_tokens(self.costs, self.decode_seconds + 2 * first, start))
 
     def without(self, start: int, before: int, added: int) -> Allowance:
         """Return what is left when a chunk of `before` tokens at context `start` grows by `added`."""
@@ -96,7 +110,7 @@ class Target:
 class FixedTarget(Target):
     """A configured target: steps take at most `seconds`, whatever the backlog.
 
-    `MIN_PROMPT_TOKENS` are allowed even if the target cannot be met.
+    The least tokens of a step are allowed even if the target cannot be met.
     """
 
     seconds: float
@@ -105,9 +119,10 @@ class FixedTarget(Target):
     def allowance(self, load: StepLoad) -> Allowance:
         """Return the time that the decodes leave, and the tokens that fit; at least `MIN_PROMPT_TOKENS`."""
         costs = self.times.coefficients
-        left = self.seconds - costs.seconds(load.decode_work)
+        decode_seconds = costs.seconds(load.decode_work)
+        left = self.seconds - decode_seconds
         tokens = max(MIN_PROMPT_TOKENS, chunk_tokens(costs, left, 0))
-        return Allowance(tokens, max(left, chunk_seconds(costs, 0, MIN_PROMPT_TOKENS)), costs)
+        return Allowance(tokens, max(left, chunk_seconds(costs, 0, MIN_PROMPT_TOKENS)), costs, decode_seconds)
 
 
 class AutomaticTarget(Target):
@@ -127,13 +142,13 @@ class AutomaticTarget(Target):
         They are at least `MIN_PROMPT_TOKENS`.
         """
         costs = self._times.coefficients
-        fixed = costs.seconds(StepWork(0, load.kv_tokens))
-        efficient = FIXED_COST_MULTIPLE * fixed - costs.seconds(load.decode_work)
+        fixed, decode_seconds = costs.seconds(StepWork(0, load.kv_tokens)), costs.seconds(load.decode_work)
+        efficient = FIXED_COST_MULTIPLE * fixed - decode_seconds
         demand = int(DEMAND_MULTIPLE * self._average)
         backlog = -(-load.backlog // MAX_BACKLOG_STEPS)
         tokens = max(MIN_PROMPT_TOKENS, chunk_tokens(costs, efficient, 0), demand, backlog)
         seconds = max(efficient, chunk_seconds(costs, 0, tokens))
-        return Allowance(tokens, seconds, costs, excess=ROW_MULTIPLE // 2 - 1)  # to the nearest whole tile
+        return Allowance(tokens, seconds, costs, decode_seconds, excess=ROW_MULTIPLE // 2 - 1)  # to the nearest tile
 
     def observe(self, prompt_tokens: int) -> None:
         """Update the moving average."""
@@ -159,7 +174,7 @@ class Chunker:
             room: token budget left by the decodes, at least 1.
             load: the work available for the step.
         """
-        allowed = self.target.allowance(load) if load.decodes else Allowance(room)
+        allowed = self.target.allowance(load) if load.decodes or load.awaiting else Allowance(room)
         if allowed.tokens < min(room, load.backlog):
             room = min(room, whole_tiles(load.decodes, allowed.tokens, allowed.excess))
         if self.chunking == "greedy":

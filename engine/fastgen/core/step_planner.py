@@ -26,7 +26,8 @@ class StepPlanner:
     """Plans one step. A chunk that is added gets its blocks and spends token budget at once.
 
     Each decode takes one token. If it needs a block and none is free, the lowest-ranked sequence is preempted, and no
-    sequence is admitted in this step.
+    sequence is admitted in this step. Sequences that were swapped out as they decoded come next: they wait for tokens
+    and blocks, but not for time.
 
     The chunker decides how many tokens the prompts get besides, and how much time. They are served by priority. Of what
     is left for a priority, its first prompt, by rank, gets half, and the shortest ones, mid-prefill or waiting, get the
@@ -67,6 +68,7 @@ class StepPlanner:
         self._decodes: list[Chunk] = []  # the other ones
         self._prompts: dict[Sequence, int] = {}  # tokens of each in this step
         self._unfinished: list[Sequence] = []  # prompts that are mid-prefill before or after this step
+        self._num_awaiting = 0  # running sequences that await a mask
         self._keys: set[BlockKey] = set()
         self._preempted: list[Sequence] = []
         self._swap_out: list[tuple[int, int]] = []
@@ -83,6 +85,8 @@ class StepPlanner:
     def plan(self) -> StepPlan:
         """Decide the step and advance its sequences."""
         prefilling = self._add_decodes()
+        self._unfinished = list(prefilling)
+        self._readmit_decodes(prefilling)
         if self._left.tokens:
             self._add_prompts(prefilling)
         return self._build()
@@ -97,7 +101,7 @@ class StepPlanner:
         continued, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
         # decodes, and it must advance in every step.
-        num_reserved, is_held_back = 0, False
+        num_reserved = 0
         if self._running and self._running[0].num_pending_tokens > 1:
             first = self._running[0]
             if len(first.block_table) * block_size == first.num_computed_tokens:
@@ -116,19 +120,25 @@ class StepPlanner:
             if computed + 1 >= sequence.max_length:  # a step in flight samples its last token
                 continue
             if sequence.awaits_mask:
-                is_held_back = True
+                self._num_awaiting += 1
                 continue
             if len(sequence.block_table) * block_size == computed:
-                if is_held_back and pool.num_free <= num_reserved:  # it might preempt itself, and nothing would run
+                # It might preempt itself, and nothing would run.
+                if self._num_awaiting and pool.num_free <= num_reserved:
                     continue
                 if not self._make_room(sequence, num_reserved):
                     continue
-                pool.extend(sequence.block_table, computed + 1)
-            self._decodes.append(Chunk(sequence, computed, 1))
-            sequence.decodes_until = min(len(sequence.block_table) * block_size, sequence.max_length - 1)
+            self._add_decode(sequence)
         self._continued = continued
         self._left = Allowance(self._left.tokens - self._num_decodes)
         return [sequence for sequence in prefilling if sequence.block_table]
+
+    def _add_decode(self, sequence: Sequence) -> None:
+        """Add the only pending token of a running sequence. There is a block for it."""
+        self._pool.extend(sequence.block_table, sequence.num_computed_tokens + 1)
+        self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
+        held = len(sequence.block_table) * self._pool.block_size
+        sequence.decodes_until = min(held, sequence.max_length - 1)
 
     def _make_room(self, sequence: Sequence, num_reserved: int) -> bool:
         """Preempt sequences until there is a block for `sequence` besides the reserved ones.
@@ -146,6 +156,18 @@ class StepPlanner:
                 return False
         return True
 
+    def _readmit_decodes(self, prefilling: list[Sequence]) -> None:
+        """Readmit the first waiting sequences as long as they were swapped out with one pending token.
+
+        They are not bounded by time, and the prompts get what they leave: at least a token each. Those behind a waiting
+        prompt must not overtake it before it has been tried, so they are left to `_share`.
+        """
+        while self._admits and self._waiting and self._left.tokens > len(prefilling):
+            first = self._waiting.sequences[0]
+            if not _is_swapped_decode(first):
+                break
+            self._admit(first, self._left)
+
     def _add_prompts(self, prefilling: list[Sequence]) -> None:
         """Fill the step with chunks of prompts; `prefilling` are those that run already, by rank."""
         backlog = self._backlog(prefilling)
@@ -153,9 +175,8 @@ class StepPlanner:
             return
         continued_kv_tokens = sum([sequence.num_computed_tokens for sequence in self._continued])
         kv_tokens = continued_kv_tokens + sum([chunk.start for chunk in self._decodes])
-        load = StepLoad(self._num_decodes, kv_tokens, backlog)
+        load = StepLoad(self._num_decodes, kv_tokens, backlog, self._num_awaiting)
         self._left = self._chunker.allowance(self._left.tokens, load)
-        self._unfinished = list(prefilling)
         while self._left.tokens:
             candidates = [*prefilling[:1], *(self._waiting.sequences[:1] if self._admits else ())]
             if not candidates:
@@ -167,14 +188,14 @@ class StepPlanner:
 
     def _backlog(self, prefilling: list[Sequence]) -> int:
         """Return the prompt tokens that could be computed now, counted up to the lookahead."""
+        enough = self._left.tokens * _LOOKAHEAD_STEPS
         backlog = sum(sequence.num_pending_tokens for sequence in prefilling)
         if self._admits:
-            enough = self._left.tokens * _LOOKAHEAD_STEPS
             for sequence in self._waiting.sequences[: self._max_sequences - len(self._running)]:
                 if backlog >= enough:
                     break
                 backlog += sequence.num_pending_tokens
-        return backlog
+        return min(backlog, enough)
 
     def _share(self, first: Sequence, peers: list[Sequence]) -> None:
         """Share the rest of the step among the prompts of one priority.
@@ -187,10 +208,10 @@ class StepPlanner:
         if not first.is_waiting:
             self._add_chunk(first, share)
         elif self._admit(first, share):
-            peers = [first, *peers]
+            peers = [first, *peers] if first in self._prompts else peers
         elif peers:
             self._add_chunk(peers[0], share)
-        # Over a long context one token may take more than half of the time. The others get their half nevertheless.
+        # Over a long context the least tokens may take more than half of the time. The others get their half then, too.
         self._left = replace(self._left, seconds=max(self._left.seconds, share.seconds))
         peers.sort(key=self._num_left)
         while self._left.tokens:
@@ -204,6 +225,8 @@ class StepPlanner:
 
     def _admit(self, sequence: Sequence, most: Allowance) -> bool:
         """Start a waiting sequence with the blocks it has in the prefix cache or the host buffer.
+
+        One that was swapped out as it decoded does not wait for time.
 
         Args:
             sequence: the first waiting one, or one that overtakes it.
@@ -220,7 +243,8 @@ class StepPlanner:
             return False
         table = self._kv_cache.match_prefix(sequence)
         start = max(len(table) * self._pool.block_size, sequence.num_computed_tokens)
-        fits = self._fits(sequence, table) and self._tokens_in_time(start, 0, most) > 0
+        decodes = _is_swapped_decode(sequence)
+        fits = self._fits(sequence, table) and (decodes or self._tokens_in_time(sequence, start, most) > 0)
         if not fits or self._is_next_computed(sequence, table):
             self._pool.release(table)
             return False
@@ -231,6 +255,10 @@ class StepPlanner:
         else:
             self._kv_cache.allocate(sequence, table)
         insort(self._running, sequence, key=by_rank)
+        if decodes:
+            self._add_decode(sequence)
+            self._left = self._left.without(start, 0, 1)
+            return True
         scheduled = self._add_chunk(sequence, most)
         assert scheduled, "an admitted sequence has room for a token"
         if self._num_left(sequence):
@@ -256,7 +284,12 @@ class StepPlanner:
         return needed <= pool.num_free
 
     def _is_next_computed(self, sequence: Sequence, table: list[int]) -> bool:
-        """Return whether another sequence computes the next uncached block, in this step or in one in flight."""
+        """Return whether another sequence computes the next uncached block, in this step or in one in flight.
+
+        A swapped sequence has its blocks on the host: copying them back is no reason to wait.
+        """
+        if sequence.host_blocks:
+            return False
         key = self._kv_cache.next_key(sequence, table)
         return key is not None and (key in self._keys or any(key in plan.keys for plan in self._in_flight))
 
@@ -269,7 +302,7 @@ class StepPlanner:
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
         capacity = self._pool.token_capacity(sequence.block_table, start + before)
         added = min(self._num_left(sequence), most.tokens, capacity)
-        in_time = self._tokens_in_time(start, before, most)
+        in_time = self._tokens_in_time(sequence, start, most)
         is_full = 0 < in_time < added and most is self._left
         if is_full:
             rows = self._num_decodes + sum(self._prompts.values())
@@ -285,9 +318,12 @@ class StepPlanner:
             self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))
         return True
 
-    def _tokens_in_time(self, start: int, before: int, most: Allowance) -> int:
-        """Return `most.tokens_in_time`, but at least one for the first chunk: prompts advance in each step."""
-        return max(most.tokens_in_time(start, before), 0 if self._prompts else 1)
+    def _tokens_in_time(self, sequence: Sequence, start: int, most: Allowance) -> int:
+        """Return by how many tokens a chunk may grow in the time; the first one has the least tokens at least."""
+        before = self._prompts.get(sequence, 0)
+        in_time = most.tokens_in_time(start, before)
+        is_first = self._prompts.keys() <= {sequence}
+        return max(in_time, most.least_tokens(start) - before) if is_first else in_time
 
     def _num_left(self, sequence: Sequence) -> int:
         """Return the pending tokens of a sequence that are not in this step."""
@@ -320,3 +356,8 @@ class StepPlanner:
             continued=(self._continued, starts),
             keys=self._keys,
         )
+
+
+def _is_swapped_decode(sequence: Sequence) -> bool:
+    """Return whether a waiting sequence was swapped out with one pending token."""
+    return bool(sequence.host_blocks) and sequence.num_pending_tokens == 1

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastgen.core.chunking import MIN_PROMPT_TOKENS, ROW_MULTIPLE, Allowance, AutomaticTarget, Chunker, FixedTarget
+from fastgen.core.chunking import (
+    MIN_PROMPT_TOKENS,
+    ROW_MULTIPLE,
+    Allowance,
+    AutomaticTarget,
+    Chunker,
+    FixedTarget,
+    StepLoad,
+)
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.core.step_times import StepCoefficients, StepWork, chunk_seconds, chunk_tokens
-from support.scheduling import Arrivals, run, scheduler
+from fastgen.engine.core import Engine
+from support.scheduling import Arrivals, Known, run, scheduler
 from support.simulation import SimulatedRunner, make_engine
 
 coefficients = st.builds(
@@ -27,13 +36,6 @@ coefficients = st.builds(
     kv_token=st.sampled_from([0.0]) | st.floats(1e-10, 1e-5),
     context_pair=st.sampled_from([0.0]) | st.floats(1e-11, 1e-6),
 )
-
-
-@dataclass(frozen=True)
-class Known:
-    """Step times that need no fit."""
-
-    coefficients: StepCoefficients
 
 
 @given(coefficients, st.integers(0, 200_000), st.integers(1, 5000))
@@ -94,9 +96,9 @@ def play(s: Scheduler, prompts: list[int], steps: int, arrive: Arrivals | None =
 def test_planned_steps_stay_within_the_target_over_any_context(
     costs: StepCoefficients, target: float, prompts: list[int]
 ) -> None:
-    """Except that in each step some prompt advances, and the time of 16 tokens without a context is always allowed.
+    """Except that the time of 16 tokens without a context is always allowed, and to the first prompt its least tokens.
 
-    A token that takes more than half of the time leaves half of it to the other prompts.
+    If these take more than half of the time, the other prompts have half of it nevertheless.
     """
     s = scheduler(
         blocks=400, block_size=64, budget=512, sequences=8, chunker=Chunker("greedy", FixedTarget(target, Known(costs)))
@@ -110,11 +112,14 @@ def test_planned_steps_stay_within_the_target_over_any_context(
         seconds = sum(chunk_seconds(costs, chunk.start, chunk.num_tokens) for chunk in chunks)
         assert without + seconds == pytest.approx(costs.seconds(plan.work))
         allowed = max(target - without, chunk_seconds(costs, 0, MIN_PROMPT_TOKENS))
-        limit = max(allowed, allowed / 2 + max(chunk_seconds(costs, chunk.start, 1) for chunk in chunks))
+        least = Allowance(0, 0.0, costs, without).least_tokens
+        most = max(chunk_seconds(costs, chunk.start, min(least(chunk.start), chunk.num_tokens)) for chunk in chunks)
+        limit = max(allowed, allowed / 2 + most)
         assert seconds <= limit * (1 + 1e-5)
         if plan.num_tokens < 512 and len(chunks) == 1 and not chunks[0].samples:
             more = chunk_seconds(costs, chunks[0].start, chunks[0].num_tokens + ROW_MULTIPLE)
             assert more > allowed * (1 - 1e-5), "another tile of rows would fit"
+            assert chunks[0].num_tokens >= least(chunks[0].start)
 
 
 @pytest.mark.parametrize("target", [FixedTarget, AutomaticTarget])
@@ -129,14 +134,64 @@ def test_chunks_shrink_while_the_context_grows_and_end_at_whole_tiles(target: ty
     assert {size % ROW_MULTIPLE for size in sizes[:-1]} == {0}
 
 
-def test_a_prompt_advances_a_token_a_step_where_not_even_one_fits() -> None:
-    times = Known(StepCoefficients(0.05, 0.001, 1e-4, 1e-3))
-    s = scheduler(
-        blocks=400, block_size=64, budget=256, sequences=8, chunker=Chunker("even", FixedTarget(0.001, times))
+@given(coefficients, st.integers(0, 200_000), st.integers(0, 200), st.integers(0, 100_000))
+def test_the_least_tokens_are_16_or_as_many_as_double_the_time_of_a_step(
+    costs: StepCoefficients, start: int, decodes: int, kv_tokens: int
+) -> None:
+    without = StepLoad(decodes, kv_tokens, backlog=1).decode_work
+    least = Allowance(0, 0.0, costs, costs.seconds(without)).least_tokens(start)
+    with_one, with_least, with_more = (
+        costs.seconds(without) + chunk_seconds(costs, start, tokens) for tokens in (1, least, least + 1)
     )
+    assert 1 <= least <= MIN_PROMPT_TOKENS
+    assert with_least <= 2 * with_one * (1 + 1e-5)
+    assert least == MIN_PROMPT_TOKENS or with_more > 2 * with_one * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("target", [FixedTarget, AutomaticTarget])
+@pytest.mark.parametrize(
+    ("costs", "tokens"),
+    [
+        (StepCoefficients(0.05, 0.001, 1e-3, 1e-6), 16),  # reading the KV takes longest, as on a GPU
+        (StepCoefficients(0.05, 0.001, 2e-7, 2e-6), 16),  # 16 tokens take less than the rest of the step
+        (StepCoefficients(0.05, 0.001, 1e-4, 1e-3), 1),  # two tokens would double the time of the step
+    ],
+)
+def test_a_long_prompt_makes_progress_where_no_token_fits_in_the_time(
+    target: type, costs: StepCoefficients, tokens: int
+) -> None:
+    times = Known(costs)
+    made = FixedTarget(0.001, times) if target is FixedTarget else AutomaticTarget(Known(costs._replace(base=0.0)))
+    s = scheduler(blocks=400, block_size=64, budget=256, sequences=8, chunker=Chunker("even", made))
     first, *others = play(s, [1000], 20)
     assert first.num_tokens > 200, "nothing decodes yet"
-    assert [plan.num_tokens for plan in others] == [3] * 19
+    if target is FixedTarget:
+        assert [plan.num_tokens for plan in others] == [tokens + 2] * 19
+    assert all(plan.num_tokens > 2 for plan in others)
+    assert all(plan.num_decode_tokens == 2 for plan in others), "no decode is left out"
+
+
+def test_a_step_is_bounded_while_the_only_decode_awaits_its_mask() -> None:
+    times = Known(StepCoefficients(0.02, 0.0005, 0.0, 1e-6))
+    s = scheduler(blocks=400, block_size=64, budget=256, sequences=8, chunker=Chunker("even", FixedTarget(0.1, times)))
+    arrive = Arrivals()
+    s.add(masked := arrive(prompt=1, generate=100))
+    run(s)
+    s.add(arrive(prompt=8000))
+    bounded = run(s).num_tokens
+    masked.lack_mask()
+    assert run(s).num_tokens <= bounded
+    masked.lacks_mask = False
+    assert masked in run(s).sequences
+
+
+def test_a_backlog_lets_no_step_take_longer_than_a_full_one_without_contexts() -> None:
+    """With `auto`, prompts get the time of a 64th of the backlog. What one step has no room for does not count."""
+    costs = StepCoefficients(0.02, 0.0005, 0.0, 1e-6)
+    chunker = Chunker("even", AutomaticTarget(Known(costs)))
+    s = scheduler(blocks=4000, block_size=64, budget=256, sequences=16, chunker=chunker)
+    for plan in play(s, [20_000] * 8, 150)[80:]:
+        assert costs.seconds(plan.work) <= 1.5 * costs.seconds(StepWork(256))
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
@@ -175,31 +230,68 @@ def test_a_longer_prompt_advances_beside_one_with_fewer_tokens_left_that_do_not_
     assert all(later > before for before, later in pairwise(computed[2:]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_a_long_prompt_keeps_the_target_of_running_decodes(steps_in_flight: int) -> None:
-    """The device's attention costs as much as the rest of a token at a context of 860 tokens."""
-    target = 0.2
+def engine_for_long_contexts(steps_in_flight: int, **settings: Any) -> tuple[SimulatedRunner, Engine]:
+    """Return a device and an engine. Attention costs as much as the rest of a token at a context of 860 tokens."""
     runner = SimulatedRunner(
         6000, 16, base=0.02, token=0.0006, kv_token=2e-7, pair=7e-7, steps_in_flight=steps_in_flight
     )
-    engine = make_engine(
-        runner, token_budget=512, max_sequences=16, chunking="even", inter_token_target=200, prefix_caching=False
-    )
+    engine = make_engine(runner, max_sequences=16, chunking="even", **settings)
     runner.pool = None  # its check of every block in every step takes long
-    sampling = SamplingParams(max_tokens=5000, ignore_eos=True, temperature=0)
-    for number in range(8):
-        engine.add(Request(id=f"decoder {number}", prompt_token_ids=[1] * 64, sampling=sampling))
-    while runner.clock.now < 3:
-        engine.step()
-    engine.add(Request(id="long", prompt_token_ids=[1] * 30_000, sampling=sampling))
-    gaps, last, finished = list[float](), dict[str, float](), set[str]()
-    while "long" not in finished:
+    return runner, engine
+
+
+def add(engine: Engine, name: str, prompt: list[int], count: int = 1, max_tokens: int = 5000) -> None:
+    """Add requests."""
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0)
+    for number in range(count):
+        engine.add(Request(id=f"{name} {number}", prompt_token_ids=prompt, sampling=sampling))
+
+
+def gaps_until_first_token(runner: SimulatedRunner, engine: Engine, name: str) -> list[float]:
+    """Return the gaps of all requests until this one has its first token, in order of size."""
+    gaps, last = list[float](), dict[str, float]()
+    while name not in last:
         for output in engine.step().outputs:
             if output.request_id in last:
                 gaps.append(runner.clock.now - last[output.request_id])
             last[output.request_id] = runner.clock.now
-            finished.add(output.request_id)
-    gaps.sort()
+    return sorted(gaps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_long_prompt_keeps_the_target_of_running_decodes(steps_in_flight: int) -> None:
+    runner, engine = engine_for_long_contexts(
+        steps_in_flight, token_budget=512, inter_token_target=200, prefix_caching=False
+    )
+    add(engine, "decoder", [1] * 64, 8)
+    while runner.clock.now < 3:
+        engine.step()
+    add(engine, "long", [1] * 30_000)
+    gaps = gaps_until_first_token(runner, engine, "long 0")
     assert len(gaps) > 8 * 1000
-    assert gaps[len(gaps) * 99 // 100] <= 1.25 * target
+    assert gaps[len(gaps) * 99 // 100] <= 1.25 * 0.2
+    assert gaps[-1] <= 2 * 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize(("target", "most"), [(200, 0.2), ("auto", 0.12)])
+def test_a_context_that_few_steps_have_shown_keeps_the_target(
+    target: int | str, most: float, steps_in_flight: int
+) -> None:
+    """A prompt alone is computed in a few full steps. The next one reads its KV from the prefix cache."""
+    runner, engine = engine_for_long_contexts(steps_in_flight, token_budget=2048, inter_token_target=target)
+    add(engine, "first", [3] * 64, 8, max_tokens=100)
+    while engine.has_work:
+        engine.step()
+    add(engine, "prefix", [1] * 20_000, max_tokens=1)
+    while engine.has_work:
+        engine.step()
+    add(engine, "decoder", [4] * 64, 8)
+    for _ in range(3):
+        engine.step()
+    add(engine, "question", [1] * 20_000 + [2] * 3000)
+    gaps = gaps_until_first_token(runner, engine, "question 0")
+    assert len(gaps) > 8 * 50
+    assert gaps[len(gaps) * 99 // 100] <= 1.25 * most

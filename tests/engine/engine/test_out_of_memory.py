@@ -28,7 +28,7 @@ from support.workloads import Outcome, Step, Workload, play, random_workload
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS = 40
+WORKLOADS = 50
 
 
 class OutOfMemoryError(RuntimeError):

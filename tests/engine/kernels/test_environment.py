@@ -32,6 +32,30 @@ multiply(np.array([[2, 3]], np.float32), np.ones((1, 2, TILE_COLUMNS), np.float3
 print(set(out[0].tolist()))
 """
 
+INLINED = """
+import numpy as np
+from fastgen.kernels.cpu.jit import serial
+
+@serial
+def following(number):
+    return number + np.float32(1)
+"""
+
+CALLER = """
+import numpy as np
+from fastgen.kernels.cpu.inlined import following
+from fastgen.kernels.cpu.jit import kernel, prange
+
+@kernel("void(f4[::1])")
+def advance(numbers):
+    for place in prange(len(numbers)):
+        numbers[place] = following(numbers[place])
+
+numbers = np.zeros(3, np.float32)
+advance(numbers)
+print(numbers.tolist())
+"""
+
 PRODUCTS = """
 from fastgen.kernels.cpu import environment
 environment.prepare()
@@ -74,7 +98,6 @@ def test_threads_are_the_usable_cpus(tmp_path: Path) -> None:
 
 
 def test_the_kernel_cache_is_keyed_by_the_code_of_all_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba checks only a kernel's own file: a change in its imports would leave the old machine code in use."""
     kernels, settings = Path(environment.__file__).parent, {"XDG_CACHE_HOME": str(tmp_path)}
     changed = tmp_path / "code" / "fastgen" / "kernels" / "cpu"
     shutil.copytree(kernels.parents[1], changed.parents[1])
@@ -85,6 +108,38 @@ def test_the_kernel_cache_is_keyed_by_the_code_of_all_kernels(tmp_path: Path, mo
     imported.write_text(imported.read_text() + "\n")
     folders.append(json.loads(run(PROBE, **settings))["NUMBA_CACHE_DIR"])
     assert folders[0] == folders[1] != folders[2]
+
+
+@pytest.mark.slow
+def test_copies_of_the_code_share_kernels_until_any_module_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(name: str, modified: float) -> Path:
+        package = tmp_path / name / "fastgen"
+        shutil.copytree(Path(environment.__file__).parents[2], package)
+        (package / "kernels" / "cpu" / "inlined.py").write_text(INLINED)
+        (package / "kernels" / "cpu" / "caller.py").write_text(CALLER)
+        for path in package.rglob("*.py"):
+            os.utime(path, (modified, modified))
+        return package.parent
+
+    def advanced(code: Path) -> str:
+        monkeypatch.setenv("PYTHONPATH", str(code))
+        return run("import fastgen.kernels.cpu.caller", NUMBA_CACHE_DIR=str(cache))
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_ino for path in cache.rglob("*.nb?")}
+
+    cache, first, second = tmp_path / "cache", copied("first", 1e9), copied("second", 1.1e9)
+    assert advanced(first) == "[1.0, 1.0, 1.0]\n"
+    compiled = files()
+    assert compiled
+    assert advanced(second) == "[1.0, 1.0, 1.0]\n"
+    assert advanced(first) == "[1.0, 1.0, 1.0]\n"
+    assert files() == compiled, "a copy compiled again"
+    inlined = second / "fastgen" / "kernels" / "cpu" / "inlined.py"
+    inlined.write_text(inlined.read_text().replace("(1)", "(2)"))
+    assert advanced(second) == "[2.0, 2.0, 2.0]\n", "the kernel has the old code of a function that it inlines"
 
 
 def test_read_only_folders_are_skipped() -> None:

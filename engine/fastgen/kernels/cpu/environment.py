@@ -112,10 +112,7 @@ def _cache_candidates() -> Iterator[Path]:
 
 
 def source_digest() -> str:
-    """Return a digest of the source of all CPU kernels.
-
-    numba detects changes in a kernel's own file only, not in the modules that it imports.
-    """
+    """Return a digest of the source of all CPU kernels."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 

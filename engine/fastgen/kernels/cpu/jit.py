@@ -24,6 +24,7 @@ intrinsic: Any = numba.extending.intrinsic  # for functions that emit LLVM code 
 lowering: Any = numba.core.cgutils
 
 _PACKAGE = Path(__file__).parent
+_DIGEST = environment.source_digest()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -38,11 +39,16 @@ _OPTIONS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": 
 
 
 class PackageLocator(numba.core.caching.UserProvidedCacheLocator):
-    """Names a kernel's folder in numba's cache by its place in this package, not by its path on this machine.
+    """Finds a kernel in numba's cache by its place in this package and the source of all kernels.
 
     So all copies of the same source share compiled kernels: environments, clones, and pods that mount another path.
+    Code is compiled again if any module has changed, because kernels inline functions of others. By itself, numba looks
+    at the path and at the kernel's own file.
     https://numba.readthedocs.io/en/stable/reference/envvars.html#envvar-NUMBA_CACHE_LOCATOR_CLASSES
     """
+
+    def get_source_stamp(self) -> str:
+        return _DIGEST
 
     @classmethod
     def get_suitable_cache_subpath(cls, py_file: str) -> str:

@@ -24,6 +24,8 @@ SELF = {"$ref": "#/$defs/a"}
 OTHER = {"$ref": "#/$defs/b"}
 KEYS = {"pattern": "^k"}
 HAS_CHILD = {"required": ["x"], "properties": {"x": SELF}}
+ENDLESS = {"type": "object", **HAS_CHILD}
+CLOSED = {"properties": {"x": True}, "additionalProperties": False}
 
 
 def document(a: Any, b: Any = True) -> dict[str, Any]:
@@ -53,6 +55,23 @@ def document(a: Any, b: Any = True) -> dict[str, Any]:
         document({"type": "object", "anyOf": [HAS_CHILD, {"type": "string"}]}),
         document({"type": "array", "minItems": 1, "items": OTHER}, {"type": "object", **HAS_CHILD}),
         document({"type": "object", "required": ["x"], "properties": {"x": {"anyOf": [SELF, False]}}}),
+        # Only together do these require another value.
+        document({"allOf": [{"type": "object", "required": ["x"]}, {"properties": {"x": SELF}}]}),
+        document({"type": "object", "required": ["x"], "allOf": [{"properties": {"x": SELF}}]}),
+        document({"type": "object", "required": ["x"], **OTHER}, {"properties": {"x": SELF}}),
+        document(
+            {"type": "object", "required": ["x"], "anyOf": [{"properties": {"x": SELF}}, {"required": ["y"], **OTHER}]},
+            {"properties": {"x": SELF}},
+        ),
+        document({"allOf": [{"type": "object", "minProperties": 1}, {"properties": {"x": SELF}}, CLOSED]}),
+        document({"allOf": [{"type": "array", "minItems": 1}, {"items": SELF}]}),
+        document({"allOf": [{"type": "array", "minItems": 1}, {"prefixItems": [SELF]}]}),
+        document({"allOf": [{"type": "array", "minItems": 2, "prefixItems": [{}]}, {"items": SELF}]}),
+        document({**HAS_CHILD, "allOf": [{"type": ["object", "null"]}, {"type": ["object", "array"]}]}),
+        document(
+            {"type": "object", "required": ["x"], "properties": {"x": {"type": "object", **OTHER}}},
+            {"anyOf": [{"type": "null"}, SELF]},
+        ),
         {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
     ],
     ids=json.dumps,
@@ -83,6 +102,23 @@ def test_a_schema_whose_values_never_end_is_refused_by_its_place(schema: dict[st
         document(False),
         document({"not": {}}),
         document({"type": "array", "minItems": 1, "items": OTHER}, False),
+        # No generation comes to the value without end.
+        {"type": "object", "$defs": {"a": ENDLESS}},
+        {"type": "object", "properties": {"p": OTHER}, "$defs": {"a": ENDLESS, "b": {"type": "string", "items": SELF}}},
+        {
+            "type": "object",
+            "properties": {"p": {"type": "array", "maxItems": 0, "items": SELF}},
+            "$defs": {"a": ENDLESS},
+        },
+        {"type": "object", "properties": {"p": {"maxItems": 1, "prefixItems": [{}, SELF]}}, "$defs": {"a": ENDLESS}},
+        {"type": "object", "properties": {"p": {"const": 1, "anyOf": [{"items": SELF}]}}, "$defs": {"a": ENDLESS}},
+        {"type": "object", "maxProperties": 0, "properties": {"p": SELF}, "$defs": {"a": ENDLESS}},
+        {"type": "object", "anyOf": [{"type": "array", "items": SELF}, {}], "$defs": {"a": ENDLESS}},
+        document({"allOf": [{"type": ["object", "null"]}, HAS_CHILD]}),
+        document({"type": "object", "required": ["x"], "anyOf": [{"properties": {"x": SELF}}, OTHER]}),
+        document(
+            {"type": "object", "required": ["x"], "properties": {"x": OTHER}}, {"anyOf": [{"type": "null"}, SELF]}
+        ),
     ],
     ids=json.dumps,
 )
@@ -111,7 +147,8 @@ class Definitions:
         self._random = random.Random(seed)
         self.names = ["d0", "d1", "d2"]
         self.schemas = {name: self._schema(2) for name in self.names}
-        self.document = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in self.names], "$defs": self.schemas}
+        parts = {name: self._in_parts(schema) for name, schema in self.schemas.items()}
+        self.document = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in self.names], "$defs": parts}
 
     def _schema(self, depth: int) -> Any:
         pick = self._random.random()
@@ -134,6 +171,18 @@ class Definitions:
             "additionalProperties": False if self._random.random() < 0.5 else self._schema(depth - 1),
             **more,
         }
+
+    def _in_parts(self, schema: Any) -> Any:
+        """Return a schema that means the same; what some of its schemas require is in another part of an `allOf`."""
+        if isinstance(schema, list):
+            return [self._in_parts(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        given = {name: self._in_parts(value) for name, value in schema.items()}
+        required = {name: given[name] for name in ("minItems", "required", "minProperties") if name in given}
+        if "type" not in given or self._random.random() < 0.5:
+            return given
+        return {"allOf": [{name: value for name, value in given.items() if name not in required}, required]}
 
     def values(self) -> dict[str, Any]:
         """Return a value of each definition that has one, built of values of the others."""

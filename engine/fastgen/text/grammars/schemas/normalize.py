@@ -87,7 +87,7 @@ class _Normalizer:
             name, target, place = self._referenced.pop()
             self._places[name] = place
             self._definitions[name] = self.schema(target, place, 0)
-        check_recursion(self._definitions, self._places)
+        check_recursion(root, self._definitions, self._places)
         if self._merges:
             check_steps(self._steps)
         for schema, place in self._one_ofs:  # now that all that they refer to is known

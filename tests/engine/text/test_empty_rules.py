@@ -65,6 +65,27 @@ def test_what_matches_no_text_is_named(text: str, part: str, checker: GrammarChe
 
 
 @pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ('start: r::0\nr::_: "a" r::incr(_) %if lt(_, 500) | "b" %if lt(_, 500)', "r::500"),
+        ('start: r::0\nr::_: "a" r::incr([0:4]) | "b" %if eq(_, 7)\n | "c" r::decr([0:3]) %if ge(_, 500)', "r::15"),
+        ('start: "x" | "y" p\np: "z" r::7\nr::_: "a" r::bit_and(6) %if bit_set(0) | "b" %if eq(_, 9)', "r::6"),
+        (
+            'start: p::0\np::_: "a" p::set_bit(0) %if bit_clear(0) | "b" p::set_bit(1) %if bit_clear(1)\n'
+            ' | "" %if is_ones([0:3])\n | "d" %if bit_count_lt(_, 2)',
+            "p::3",
+        ),
+        ('start: r::0\nr::_: "a" ("b" | "c" (r::incr(_))) %if not(gt(_, 300))', "r::301"),
+        ('start: r::0\nr::_: "b" | "c" ("d" %if lt(_, 0)) %if eq(_, 3) | "a" r::incr(_) %if ne(_, 3)', "r::3"),
+        ('start: "b" | %lark {\nstart: r::0\nr::_: "a" r::incr(_) %if lt(_, 200) | "b" %if lt(_, 200)\n}', "r::200"),
+    ],
+)
+def test_a_value_of_a_parameter_without_a_match_is_named(text: str, rule: str, checker: GrammarChecker) -> None:
+    with pytest.raises(RequestError, match=f"no match of {rule} ends, and a generation may come to it; add an alt"):
+        checker.check(Grammar(kind="lark", text=text))
+
+
+@pytest.mark.parametrize(
     "text",
     [
         'start: "b"\nr: r\nT: /x/ & /y/',
@@ -82,6 +103,14 @@ def test_what_matches_no_text_is_named(text: str, part: str, checker: GrammarChe
         'start: p::0x0\np::_: "a" %if is_ones([0:3]) | "b" p::incr([0:3])',
         'start: p::0x0\np::_: "" %if is_ones([0:2]) | "a" p::set_bit(0) %if bit_clear(0) | p::set_bit(1) x0\nx0: "c"',
         'start: p::0\np::_: "b" p::incr(_) %if lt(_, 20) | q::_\nq::_: "a" q::incr(_) %if lt(_, 20) | ""',
+        # An alternative whose first rule has no match is left out, and so is an optional rule without one.
+        'start: l::0\nl::_: i::_ l::incr(_) | "."\ni::_: "x" %if lt(_, 5)',
+        'start: l::0\nl::_: "a" i::_? l::incr(_) %if le(_, 300) | "."\ni::_: "x" %if lt(_, 5)',
+        'start: r::0\nr::_: "a" r::incr(_) %if lt(_, 900) | "." %if ge(_, 900)',
+        'start: p::0x1f\np::_: "a" p::decr([2:4]) %if gt([2:4], 0x1) | "" %if or(is_zeros([3:4]), true)',
+        # Values that are not reached, or too many to look at.
+        'start: r::0\nr::_: "a" r::incr([0:2]) %if lt(_, 9) | "." %if le(_, 3) | "x" r::set_bit(9) %if gt(_, 3)',
+        'start: r::0\nr::_: "a" r::incr(_) %if lt(_, 500000) | "b" %if lt(_, 500000)',
         'start: "a"\r\n | r\r\nr: "b"\r\n',
     ],
 )

@@ -1,19 +1,24 @@
 """Find a rule or a terminal of a Lark grammar that matches no text.
 
-The library accepts them, and a generation that reaches one cannot continue, or never ends. Parameters of rules
-(`rule::0`) and their conditions (`%if`) are not looked at: a rule stands for all of its values.
+The library accepts them, and a generation that reaches one cannot continue, or never ends. A rule with a parameter
+(`rule::0`) is looked at first as if it stood for all values and its conditions (`%if`) held, and then with each value
+that a match can give it, as far as these are not too many.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from fastgen.text.grammars.endings import with_an_end
+from fastgen.text.grammars.endings import Needs, with_an_end
 from fastgen.text.grammars.lark_tokens import tokens
+from fastgen.text.grammars.parameters import parsed
 
 _END = ("newline", "")
 _ENDS_ALTERNATIVE = ("|", ")", "]", "}", "->")
+# Most symbols of rules to look at with the values of their parameters: a tenth of a second.
+_MOST_SYMBOLS = 20_000
 
 
 def empty_part(text: str, is_empty: Callable[[str], bool]) -> str:
@@ -29,6 +34,27 @@ def empty_part(text: str, is_empty: Callable[[str], bool]) -> str:
         return ""  # syntax that is not known here
 
 
+@dataclass(frozen=True, slots=True)
+class _Symbol:
+    """A symbol of an alternative.
+
+    Attributes:
+        name: of a rule or terminal; the text of a regular expression; "" for what matches some text.
+        parameter: the expression of its parameter; "" if it has none.
+        is_optional: whether it may be left out.
+    """
+
+    name: str
+    parameter: str = ""
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    symbols: Sequence[_Symbol]
+    condition: str = ""
+
+
 class _Rules:
     """The rules of a grammar, and of grammars nested in it, each with a scope of its own.
 
@@ -37,8 +63,7 @@ class _Rules:
 
     def __init__(self, tokens: Iterator[tuple[str, str]]) -> None:
         self._tokens = tokens
-        self._needs: dict[str, list[list[str]]] = defaultdict(list)  # what each alternative of a rule needs
-        self._mentions: dict[str, list[str]] = defaultdict(list)  # also what may be left out
+        self._rules: dict[str, list[_Alternative]] = defaultdict(list)
         self._nested: dict[str, _Rules] = {}
         self._definitions = ""  # of terminals
         self._num_groups = 0
@@ -76,16 +101,18 @@ class _Rules:
 
     def _alternatives(self, rule: str) -> None:
         while True:
-            needed = []
+            symbols: list[_Symbol] = []
+            condition = ""
             while self._next[0] != "newline" and self._text not in _ENDS_ALTERNATIVE:
-                symbol = self._symbol()
-                self._mentions[rule].append(symbol)
-                if not self._may_be_left_out():
-                    needed.append(symbol)
+                is_empty = self._text == '""'
+                name, parameter = self._symbol()
+                is_optional = self._may_be_left_out()
+                if not is_empty:
+                    symbols.append(_Symbol(name, parameter, is_optional))
                 if self._text == "%if":
                     self._advance()
-                    self._parameter()
-            self._needs[rule].append(needed)
+                    condition = self._parameter()
+            self._rules[rule].append(_Alternative(symbols, condition))
             if self._text == "->":
                 self._advance()
                 self._advance()
@@ -93,8 +120,8 @@ class _Rules:
                 return
             self._advance()
 
-    def _symbol(self) -> str:
-        """Return the name of a rule or terminal, the text of a regular expression, or "" for what matches some text."""
+    def _symbol(self) -> tuple[str, str]:
+        """Return the name of a symbol, and the expression of its parameter; see `_Symbol`."""
         kind, text = self._next
         self._advance()
         if text in ("(", "["):
@@ -103,8 +130,8 @@ class _Rules:
             self._alternatives(group)
             self._take({"(": ")", "[": "]"}[text])
             if text == "[":
-                self._needs[group].append([])
-            return group
+                self._rules[group].append(_Alternative([]))
+            return group, "_"
         if text == "%lark":
             if self._text != "{":
                 raise ValueError(text)
@@ -113,27 +140,28 @@ class _Rules:
             if nested._text != "}":
                 raise ValueError(text)
             self._advance()
-            return name
+            return name, ""
         if kind == "string" and self._text == "..":
             self._advance()
             self._advance()
         elif kind in ("regex", "name") or text.startswith("%regex"):
-            if self._text == "::":
-                self._advance()
-                self._parameter()
-            return text
+            if self._text != "::":
+                return text, ""
+            self._advance()
+            return text, self._parameter()
         elif kind not in ("string", "data") and text[0] not in "<@":
             raise ValueError(text)
-        return ""
+        return "", ""
 
-    def _parameter(self) -> None:
-        """Read an expression of a rule's parameter, such as `0x1`, `_` or `incr([0:3])`."""
-        self._advance()
-        depth = 0
+    def _parameter(self) -> str:
+        """Return an expression of a rule's parameter, such as `0x1`, `_` or `incr([0:3])`."""
+        found, depth = self._advance(), 0
         while depth or self._text == "(":
             if self._next == _END:
                 raise ValueError("(")
-            depth += {"(": 1, ")": -1}.get(self._advance(), 0)
+            depth += {"(": 1, ")": -1}.get(self._text, 0)
+            found += self._advance()
+        return found
 
     def _may_be_left_out(self) -> bool:
         """Read what follows a symbol; return whether there may be none of it."""
@@ -170,16 +198,21 @@ class _Rules:
             return f"{terminals[0]} matches no text; correct or remove it"
         if endless := self._endless_rule(reached):
             return f"the rule {endless} never ends; add an alternative that does not need it, or remove it"
+        if dead_end := self._dead_end():
+            return (
+                f"no match of {dead_end} ends, and a generation may come to it; add an alternative whose %if allows it"
+            )
         return ""
 
     def _reached(self) -> list[str]:
         """Return the symbols that a match can reach."""
         found, waiting = {"start": None}, ["start"]
         while waiting:
-            for symbol in self._mentions.get(waiting.pop(), ()):
-                if symbol and symbol not in found:
-                    found[symbol] = None
-                    waiting.append(symbol)
+            for alternative in self._rules.get(waiting.pop(), ()):
+                for symbol in alternative.symbols:
+                    if symbol.name and symbol.name not in found:
+                        found[symbol.name] = None
+                        waiting.append(symbol.name)
         return list(found)
 
     def _joined(self, terminals: list[str]) -> str:
@@ -188,10 +221,74 @@ class _Rules:
 
     def _endless_rule(self, reached: list[str]) -> str:
         """Return a rule of which each alternative needs a rule of the same kind; "" if there is none."""
-        ended = with_an_end(self._needs)
-        rule = next((rule for rule in reached if rule in self._needs and rule not in ended), "")
+        needs = {rule: [_needed(each.symbols) for each in alternatives] for rule, alternatives in self._rules.items()}
+        ended = with_an_end(needs)
+        rule = next((rule for rule in reached if rule in needs and rule not in ended), "")
         seen: set[str] = set()
         while rule and (rule.isdigit() or rule not in seen):  # until the rule that needs itself
             seen.add(rule)
-            rule = next(symbol for symbol in self._needs[rule][0] if symbol in self._needs and symbol not in ended)
+            rule = next(symbol for symbol in needs[rule][0] if symbol in needs and symbol not in ended)
         return rule
+
+    def _dead_end(self) -> str:
+        """Return a rule, with a value, without a match that ends, which a match comes to after some text; or "".
+
+        A rule that is the first of its alternative is not such a dead end: the alternative has no text then.
+        """
+        rules = self._with_values()
+        needs = {rule: [_needed(symbols) for symbols in alternatives] for rule, alternatives in rules.items()}
+        ended = with_an_end(needs)
+        found, waiting = {"start"}, ["start"]
+        while waiting:
+            rule = waiting.pop()
+            for symbols in rules[rule]:
+                for place, symbol in enumerate(symbols):
+                    has_an_end = symbol.name not in rules or symbol.name in ended
+                    if place and not has_an_end and not symbol.is_optional:
+                        return _named(symbol.name, rule, needs, ended)
+                    if symbol.name in rules and symbol.name not in found:
+                        found.add(symbol.name)
+                        waiting.append(symbol.name)
+                    if not has_an_end and not symbol.is_optional:
+                        break  # what follows it is not reached
+        return ""
+
+    def _with_values(self) -> dict[str, list[list[_Symbol]]]:
+        """Return the rules for each value that a match can give them, such as `rule::5`, the nearest ones first."""
+        found: dict[str, list[list[_Symbol]]] = {}
+        waiting, num_symbols = deque([("start", "start", 0)]), 0
+        while waiting and num_symbols < _MOST_SYMBOLS:
+            name, rule, value = waiting.popleft()
+            if name in found:
+                continue
+            alternatives: list[list[_Symbol]] = []
+            found[name] = alternatives
+            for alternative in self._rules[rule]:
+                num_symbols += 1 + len(alternative.symbols)
+                if alternative.condition and not parsed(alternative.condition)(value):
+                    continue
+                symbols = []
+                for symbol in alternative.symbols:
+                    given, at = 0, symbol.name
+                    if symbol.parameter and symbol.name in self._rules:
+                        given = parsed(symbol.parameter)(value)
+                        at = f"{symbol.name}::{given}"
+                    if symbol.name in self._rules:
+                        waiting.append((at, symbol.name, given))
+                    symbols.append(_Symbol(at, is_optional=symbol.is_optional))
+                alternatives.append(symbols)
+        return found
+
+
+def _needed(symbols: Sequence[_Symbol]) -> list[str]:
+    return [symbol.name for symbol in symbols if not symbol.is_optional]
+
+
+def _named(symbol: str, rule: str, needs: Needs, ended: set[str]) -> str:
+    """Return the rule that makes a symbol of another rule endless: groups in parentheses have no names."""
+    seen: set[str] = set()
+    while symbol and symbol not in seen:
+        seen.add(symbol)
+        rule = rule if symbol[0].isdigit() else symbol
+        symbol = next((each for needed in needs[symbol] for each in needed if each in needs and each not in ended), "")
+    return rule

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from typing import Any, Literal
 
-Kind = Literal["int", "ints", "bytes", "choice", "switch", "text"]
+Kind = Literal["int", "ints", "bytes", "choice", "switch", "text", "path"]
 
 _PART = 800  # characters at each end of an error message that are always shown
 
@@ -43,7 +45,7 @@ class Setting:
 
     Attributes:
         name: field name of the config dataclass.
-        kind: "int", "ints" (a text such as "16,32"), "bytes", "choice", "switch" (on or off) or "text".
+        kind: "int", "ints" (a text such as "16,32"), "bytes", "choice", "switch" (on or off), "text" or "path".
         default: None if there is none, or if it is derived at start; `help` then says how.
         minimum, maximum: inclusive bounds of an int, a size or each number of ints; None for no bound.
         choices: allowed values of a choice.
@@ -67,30 +69,58 @@ class Setting:
         """The command-line spelling, for example `--token-budget`."""
         return "--" + self.name.replace("_", "-")
 
-    def check(self, value: Any) -> None:
-        """Raise ConfigError if `value` is not allowed. Switches and texts are not checked."""
-        if (value is None and self.default is None) or value in self.words:
-            return
-        if self.kind == "choice" and value not in self.choices:
-            raise ConfigError(f"{self.flag} {value}: choose one of {', '.join(self.choices)}")
+    def checked(self, value: Any) -> Any:
+        """Return a value as the type of the setting: an integer, a boolean or a text.
+
+        Accepts what Python programs hold instead: paths, whole floats such as 2e9, 0 and 1 for switches, lists of
+        numbers, members of enumerations, numbers of numpy and torch, and torch's types and devices.
+
+        Raises:
+            ConfigError: if the value is not allowed.
+        """
+        if value is None and self.default is None:
+            return None
+        value = self._plain(value)
+        if isinstance(value, str) and value in self.words:
+            return value
         words = "".join(f"{word} or " for word in self.words)
-        if self.kind == "ints":
-            try:
-                numbers = parse_ints(value)
-            except (ValueError, AttributeError):
-                raise ConfigError(
-                    f"{self.flag} {value}: must be {words}whole numbers with commas between them, for example 16,32"
-                ) from None
-            for number in numbers:
-                self._check_bounds(number)
-        if self.kind in ("int", "bytes"):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
-            self._check_bounds(value)
-        if self.kind == "switch" and not isinstance(value, bool):
-            raise ConfigError(f"{self.flag} {value}: must be true or false")
-        if self.kind == "text" and not isinstance(value, str):
-            raise ConfigError(f"{self.flag} {value}: must be a text")
+        match self.kind:
+            case "choice":
+                if not isinstance(value, str) or value not in self.choices:
+                    raise ConfigError(f"{self.flag} {value}: choose one of {', '.join(self.choices)}")
+            case "ints":
+                try:
+                    numbers = parse_ints(value)
+                except (ValueError, AttributeError):
+                    raise ConfigError(
+                        f"{self.flag} {value}: must be {words}whole numbers with commas between them, for example 16,32"
+                    ) from None
+                for number in numbers:
+                    self._check_bounds(number)
+            case "int" | "bytes":
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise ConfigError(f"{self.flag} {value}: must be {words}a whole number")
+                self._check_bounds(value)
+            case "switch":
+                if not isinstance(value, bool):
+                    raise ConfigError(f"{self.flag} {value}: must be true or false")
+            case _:
+                if not isinstance(value, str):
+                    raise ConfigError(f"{self.flag} {value}: must be a {self.kind}")
+        return value
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value as a type of Python itself that this kind of setting has, if it stands for one."""
+        value = plain(value)
+        if isinstance(value, float) and value.is_integer() and self.kind in ("int", "bytes"):
+            return int(value)
+        if isinstance(value, int) and value in (0, 1) and self.kind == "switch":
+            return bool(value)
+        if self.kind == "ints" and isinstance(value, list | tuple):
+            return ",".join(str(plain(each)) for each in value)
+        if self.kind == "path" and isinstance(value, os.PathLike):
+            return os.fsdecode(value)
+        return value
 
     def _check_bounds(self, number: int) -> None:
         if self.minimum is not None and number < self.minimum:
@@ -121,6 +151,28 @@ def setting_field(
         "unit": unit,
     }
     return field(default=default, metadata=metadata)
+
+
+def plain(value: Any) -> Any:
+    """Return what a member of an enumeration, or an object of numpy or torch, stands for; other values as they are."""
+    if isinstance(value, Enum):
+        value = value.value
+    if type(value).__module__ in ("numpy", "torch"):
+        if getattr(value, "ndim", None) == 0:
+            return value.item()
+        if type(value).__name__ in ("dtype", "device"):
+            return str(value).removeprefix("torch.")
+    return value
+
+
+def check_settings(config: Any, settings: Iterable[Setting]) -> None:
+    """Replace the settings of a new config dataclass by their checked values.
+
+    Raises:
+        ConfigError: if a value is not allowed.
+    """
+    for setting in settings:
+        object.__setattr__(config, setting.name, setting.checked(getattr(config, setting.name)))
 
 
 def settings_of(cls: type) -> tuple[Setting, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastgen.setting_fields import (
     ConfigError,
     Setting,
+    check_settings,
     is_utf8,
     parse_ints,
     parse_size,
@@ -190,8 +191,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for setting in ENGINE_SETTINGS:
-            setting.check(getattr(self, setting.name))
+        check_settings(self, ENGINE_SETTINGS)
         if not isinstance(self.model, str) or not is_utf8(self.model):
             raise ConfigError(f"model {self.model!r}: must be a path or name in UTF-8: rename it")
         if self.block_size & (self.block_size - 1):
@@ -267,7 +267,7 @@ class ServerConfig:
         None,
         "File with the accepted API keys, one per line; reloaded when it changes. The environment variable "
         "FASTGEN_API_KEY adds keys, separated by commas. Without any key, requests are not authenticated.",
-        kind="text",
+        kind="path",
     )
     cache_isolation: str = setting_field(
         "key",
@@ -412,8 +412,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for setting in SERVER_SETTINGS:
-            setting.check(getattr(self, setting.name))
+        check_settings(self, SERVER_SETTINGS)
         for name in self.served_model_names:
             if not is_utf8(name):
                 raise ConfigError(f"--served-model-name {name}: must be in UTF-8: choose another name")

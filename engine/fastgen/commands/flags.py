@@ -54,6 +54,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
             "ints": "|".join((*setting.words, f"{number},…")),
             "bytes": "SIZE",
             "text": "TEXT",
+            "path": "PATH",
         }
         parser.add_argument(
             setting.flag,

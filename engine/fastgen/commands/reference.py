@@ -75,8 +75,8 @@ def _values(setting: Setting) -> str:
         return f"on, or off with `--no-{setting.name.replace('_', '-')}`"
     if setting.kind == "choice":
         return ", ".join(f"`{choice}`" for choice in setting.choices)
-    if setting.kind == "text":
-        return "text"
+    if setting.kind in ("text", "path"):
+        return setting.kind
     words = [f"`{word}`" for word in setting.words]
     if setting.kind == "bytes":
         return _cell(" or ".join((*words, "a size")))
@@ -89,7 +89,7 @@ def _values(setting: Setting) -> str:
 
 def _default(setting: Setting) -> str:
     if setting.default is None:
-        return "none" if setting.kind == "text" else "see description"
+        return "none" if setting.kind in ("text", "path") else "see description"
     if setting.kind == "switch":
         return "on" if setting.default else "off"
     return f"`{_size(setting.default)}`" if setting.kind == "bytes" else f"`{setting.default}`"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.build import build_engine
 from fastgen.model.generation_defaults import generation_defaults
 from fastgen.model.source import ModelSource
+from fastgen.setting_fields import plain
 from fastgen.settings import ENGINE_SETTINGS, ConfigError, EngineConfig, parsed_settings
 from fastgen.terminal import progress_bar
 from fastgen.text.chat_template import ChatTemplateError
@@ -57,7 +59,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | ModelSource,
+        model: str | os.PathLike[str] | ModelSource,
         *,
         generation_config: Literal["auto", "none"] = "auto",
         on_loading: Callable[[str, float], None] | None = None,
@@ -188,7 +190,9 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _prepare(self, prompt: Prompt, sampling: SamplingParams, stop: str | Sequence[str]) -> RequestOutput:
-        tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        tokens = (
+            self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else _token_ids(prompt)
+        )
         if sampling.grammar is not None:
             self._grammar_checker.check(sampling.grammar)
         request = Request(id=str(next(self._ids)), prompt_token_ids=tokens, sampling=sampling)
@@ -234,6 +238,15 @@ class LLM:
                 del self._running[token_output.request_id]
                 self.engine.cancel(token_output.request_id)  # the engine does not know about stop strings
             self._pending.append((output, delta))
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """Return a prompt of token ids, which may be an array of numpy or torch, as integers."""
+    if not isinstance(prompt, bytes | Mapping) and isinstance(prompt, Iterable):
+        tokens = [plain(token) for token in prompt]
+        if all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+            return tokens
+    raise RequestError("prompts: each must be a text or a list of token ids", "prompts")
 
 
 def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

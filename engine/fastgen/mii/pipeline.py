@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from fastgen.llm.llm import LLM
 from fastgen.mii.arguments import GenerateArguments, Response, as_list, check_model_arguments
 
 
-def pipeline(model: str, **settings: Any) -> Pipeline:
+def pipeline(model: str | os.PathLike[str], **settings: Any) -> Pipeline:
     """Load a model into this process.
 
     Args:

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _POLL_SECONDS = 0.1
 
 
 def serve(
-    model: str,
+    model: str | os.PathLike[str],
     deployment_name: str | None = None,
     *,
     host: str = "127.0.0.1",
@@ -61,17 +62,20 @@ def serve(
     settings = parsed_settings(settings, (*ENGINE_SETTINGS, *SERVER_SETTINGS))
     # Report errors here, not in a log.
     server_names = {setting.name for setting in SERVER_SETTINGS}
-    EngineConfig(model=model, **{name: value for name, value in settings.items() if name not in server_names})
+    engine = EngineConfig(
+        model=os.fspath(model), **{name: value for name, value in settings.items() if name not in server_names}
+    )
     server = ServerConfig(**{name: value for name, value in settings.items() if name in server_names})
-    source = ModelSource.open(model)
-    name = deployment_name or default_model_name(hub_repository(model) or model)
+    checked = asdict(engine) | asdict(server)
+    source = ModelSource.open(engine.model)
+    name = deployment_name or default_model_name(hub_repository(engine.model) or engine.model)
     deployments.reserve(name)
     with ExitStack() as on_failure:
         on_failure.callback(deployments.forget, name)
         port = port or _free_port(host)
         log = deployments.log_file(name)
         words = ["serve", str(source.path.absolute()), "--host", host, "--port", str(port)]
-        pid = _start([*words, "--served-model-name", name, *_flags(settings)], log)
+        pid = _start([*words, "--served-model-name", name, *_flags({name: checked[name] for name in settings})], log)
         shown = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         deployment = Deployment(
             name=name,

@@ -11,9 +11,11 @@ import shutil
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ from fastgen.model import source as model_source
 from fastgen.model.checkpoint.gguf_file import GGUFFile
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.source import ModelSource
-from fastgen.settings import ConfigError, EngineConfig
+from fastgen.settings import ConfigError, EngineConfig, ServerConfig
 from fastgen.text.request_output import RequestOutput
 from support.demo_weights import demo_model
 
@@ -81,7 +83,7 @@ def demo() -> LLM:
 
 @pytest.fixture(scope="module")
 def llm(small_model: Path) -> LLM:
-    return LLM(str(small_model), kv_cache_memory="16MiB", max_model_length=512)
+    return LLM(small_model, kv_cache_memory="16MiB", max_model_length=512)
 
 
 def test_a_batch_gives_the_same_output_as_each_prompt_alone(llm: LLM) -> None:
@@ -106,6 +108,22 @@ def test_each_prompt_has_its_own_sampling_parameters_and_n_completions(llm: LLM)
         llm.generate(["a", "b"], [short])
     with pytest.raises(RequestError, match="n is 0"):
         llm.generate("a", short, n=0)
+
+
+def test_token_ids_may_be_arrays(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The sun is", add_special_tokens=True)
+    expected = contents(llm.generate([ids], GREEDY)[0])
+    params = SamplingParams(temperature=np.float32(0), max_tokens=np.int64(12))  # type: ignore[arg-type]
+    for prompts in ([np.array(ids)], torch.tensor([ids]), [tuple(ids)]):
+        (output,) = llm.generate(prompts, params)  # type: ignore[arg-type]
+        assert contents(output) == expected
+        assert {type(token) for token in output.request.prompt_token_ids} == {int}
+
+
+@pytest.mark.parametrize("prompts", [[b"abc"], [[1.0, 2.0]], [[True]], [["a"]], [None], [1, 2], [{"prompt": "a"}]])
+def test_a_prompt_of_another_type_is_rejected(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompts: each must be a text or a list of token ids"):
+        llm.generate(prompts, GREEDY)
 
 
 def test_logprobs_are_returned_only_if_requested(llm: LLM, demo: LLM) -> None:
@@ -283,13 +301,55 @@ def test_a_malformed_size_is_named() -> None:
         ({"max_sequences": True}, "--max-sequences True: must be a whole number"),
         ({"block_size": None}, "--block-size None: must be a whole number"),
         ({"token_budget": "many"}, "--token-budget many: must be auto or a whole number"),
+        ({"max_sequences": "5"}, "--max-sequences 5: must be a whole number"),
+        ({"max_sequences": np.array([1, 2])}, "--max-sequences [1 2]: must be a whole number"),
         ({"prefix_caching": "no"}, "--prefix-caching no: must be true or false"),
+        ({"prefix_caching": 2}, "--prefix-caching 2: must be true or false"),
+        ({"device": np.array(["cpu", "cuda"])}, "--device ['cpu' 'cuda']: choose one of cpu, cuda"),
+        ({"device": torch.device("cuda:1")}, "--device cuda:1: choose one of cpu, cuda"),
+        ({"cuda_graphs": [1, 2.5]}, "--cuda-graphs 1,2.5: must be auto or off or whole numbers"),
         ({"model": "\udcff.gguf"}, "must be a path or name in UTF-8"),
     ],
 )
 def test_a_setting_of_another_type_is_rejected_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         EngineConfig(**{"model": "a", **given})
+
+
+class Choice(Enum):
+    FLOAT32 = "float32"
+    MANY = 64
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "taken"),
+    [
+        (EngineConfig, {"dtype": Choice.FLOAT32}, "float32"),
+        (EngineConfig, {"dtype": torch.float32}, "float32"),
+        (EngineConfig, {"device": torch.device("cpu")}, "cpu"),
+        (EngineConfig, {"max_sequences": np.int64(64)}, 64),
+        (EngineConfig, {"max_sequences": Choice.MANY}, 64),
+        (EngineConfig, {"max_sequences": torch.tensor(64)}, 64),
+        (EngineConfig, {"max_sequences": 64.0}, 64),
+        (EngineConfig, {"kv_cache_memory": 2e9}, 2_000_000_000),
+        (EngineConfig, {"token_budget": np.str_("auto")}, "auto"),
+        (EngineConfig, {"prefix_caching": np.bool_(False)}, False),
+        (EngineConfig, {"prefix_caching": 1}, True),
+        (EngineConfig, {"cuda_graphs": [1, np.int64(2)], "device": "cuda"}, "1,2"),
+        (ServerConfig, {"api_key_file": Path("keys")}, "keys"),
+    ],
+)
+def test_a_setting_may_be_what_programs_hold_instead_of_pythons_own_types(
+    config: type[EngineConfig | ServerConfig], given: dict[str, Any], taken: object
+) -> None:
+    model = {"model": "a"} if config is EngineConfig else {}
+    found = getattr(config(**model, **given), next(iter(given)))
+    assert (type(found), found) == (type(taken), taken)
+
+
+def test_a_path_is_taken_only_by_settings_that_are_paths() -> None:
+    with pytest.raises(ConfigError, match="--allowed-origins keys: must be a text"):
+        ServerConfig(allowed_origins=Path("keys"))  # type: ignore[arg-type]
 
 
 def test_generate_writes_completions_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_the_returned_client_uses_a_key_of_the_servers_file(
     monkeypatch.setattr(server, "COMMAND", SCRIPTED)
     keys = tmp_path / "keys"
     keys.write_text("# of the team\nsecret\nanother\n")
-    client = fastgen.serve(str(demo_model()), "locked", api_key_file=str(keys))
+    client = fastgen.serve(demo_model(), "locked", api_key_file=keys)
     try:
         assert client.generate("Once", **COUNTING)[0].generated_length == 12
         with pytest.raises(RequestError, match="401"):

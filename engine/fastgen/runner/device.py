@@ -131,7 +131,12 @@ def choose_cache_dtype(config: EngineConfig, dtype: torch.dtype, capability: tup
     return torch.float8_e4m3fn
 
 
-def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> CacheMemory:
+def measure_gpu_cache_memory(
+    model: Model[Any],
+    config: EngineConfig,
+    make_runner: MakeRunner,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> CacheMemory:
     """Return the GPU memory that a loaded model and its steps leave for the KV cache.
 
     It is measured by running steps over a cache of one block, which is overwritten: their results are meaningless. CUDA
@@ -140,7 +145,7 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    further_bytes = run_first_steps(model, config, make_runner)
+    further_bytes = run_first_steps(model, config, make_runner, progress)
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     torch.cuda.empty_cache()
@@ -149,7 +154,12 @@ def measure_gpu_cache_memory(model: Model[Any], config: EngineConfig, make_runne
     return gpu_cache_memory(config, total_bytes=total, free_bytes=free, step_bytes=step_bytes)
 
 
-def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRunner) -> int:
+def run_first_steps(
+    model: Model[Any],
+    config: EngineConfig,
+    make_runner: MakeRunner,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> int:
     """Run the largest step, with filters, a penalty, logprobs and masks, and then smaller greedy ones.
 
     The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
@@ -172,10 +182,12 @@ def run_first_steps(model: Model[Any], config: EngineConfig, make_runner: MakeRu
     sizes = [1 << power for power in range(min(longest, config.most_tokens).bit_length())]
     plain = [_step([size], 1, SamplingParams(temperature=0), config.block_size) for size in sizes]
     mask = np.full(-(-model.architecture.vocab_size // 32), ~np.uint32(0))
-    for step in (peak, *plain):
+    for number, step in enumerate((peak, *plain)):
+        progress(number / (1 + len(plain)))
         ticket = runner.launch(step)
         ticket.sample([mask] * len(step.masked))
         ticket.result()
+    progress(1.0)
     if isinstance(runner, ModelRunner):
         return _longest_context_bytes(model, config)
     return 0 if runner.graphs is None else runner.graphs.num_bytes

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fastgen.model.layers.cpu_backend import CPUBackend
     from fastgen.model.layers.rope import Rope
     from fastgen.runner.gpu_runner import GPURunner
+    from fastgen.runner.graphs import Graph, GraphCapture
     from fastgen.runner.runner import Model, ModelRunner
 
 log = logging.getLogger("fastgen.model")
@@ -56,8 +57,9 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgr
     if source.native is not None and config.device == "cpu" and config.dtype != "float16":
         return with_cache(_load_on_cpu(source, config, progress), config, host_runner)
     if source.native is not None and config.device == "cuda" and has_gpu_operators(source.architecture):
-        return with_cache(_load_on_gpu(source, config, progress), config, gpu_runner)
-    return with_cache(_load_on_torch(source, config, progress), config, host_runner)
+        make_runner = partial(gpu_runner, progress=progress)
+        return with_cache(_load_on_gpu(source, config, progress), config, make_runner, progress)
+    return with_cache(_load_on_torch(source, config, progress), config, host_runner, progress)
 
 
 def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
@@ -188,7 +190,38 @@ def host_runner(
     return ModelRunner(model, cache, max_model_length=max_model_length)
 
 
-def gpu_runner(model: Model[DeviceInput], cache: KVCache, config: EngineConfig, max_model_length: int) -> GPURunner:
+def _ignore(_stage: str, _fraction: float) -> None:
+    """Report no progress."""
+
+
+class _ReportedCapture:
+    """Reports the progress of capturing a number of graphs; implements `fastgen.runner.graphs.GraphCapture`."""
+
+    def __init__(self, capture: GraphCapture, count: int, progress: ReportProgress) -> None:
+        self._capture = capture
+        self._count = count
+        self._progress = progress
+        self._done = 0
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Return the launches of `run` as a graph."""
+        self._progress("capturing graphs", self._done / self._count)
+        graph = self._capture.capture(run)
+        self._done += 1
+        return graph
+
+    def used_bytes(self) -> int:
+        """Return the memory in use on the device."""
+        return self._capture.used_bytes()
+
+
+def gpu_runner(
+    model: Model[DeviceInput],
+    cache: KVCache,
+    config: EngineConfig,
+    max_model_length: int,
+    progress: ReportProgress = _ignore,
+) -> GPURunner:
     """Return a runner that keeps the state of its rows on the device, with its CUDA graphs."""
     from fastgen.runner.gpu_runner import GPURunner
     from fastgen.runner.graphs import CUDAGraphCapture, token_counts
@@ -196,12 +229,15 @@ def gpu_runner(model: Model[DeviceInput], cache: KVCache, config: EngineConfig, 
     runner = GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
     counts = token_counts(config)
     if counts:
-        runner.capture_graphs(counts, CUDAGraphCapture(model.device))
+        runner.capture_graphs(counts, _ReportedCapture(CUDAGraphCapture(model.device), len(counts), progress))
     return runner
 
 
 def with_cache(
-    model: Any, config: EngineConfig, make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner]
+    model: Any,
+    config: EngineConfig,
+    make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner],
+    progress: ReportProgress = _ignore,
 ) -> AnyRunner:
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
@@ -222,7 +258,7 @@ def with_cache(
         from fastgen.runner.device import measure_gpu_cache_memory
 
         num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
-        cache_memory = measure_gpu_cache_memory(model, config, make_runner)
+        cache_memory = measure_gpu_cache_memory(model, config, make_runner, partial(progress, "measuring memory"))
     num_blocks = plan_kv_blocks(config, shape, kv, cache_memory)
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(

@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrape fleets, decide, queue resources with an outdated status."""
+"""The autoscaler's loop: scrape fleets, decide, read loading stages, queue resources with an outdated status."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import UnusableError
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
+from fastgen_operator.autoscale.supply import LoadingStage
 from fastgen_operator.autoscale.watchlist import Record, Subject, Watchlist
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.objects.pod import Pod
 
 logger = logging.getLogger(__name__)
 
 # Fleets without autoscaling are scraped once in this many intervals, because only their status depends on it. The
 # default is one minute, less than the 75 s after which an engine closes a connection.
 FIXED_PERIODS: Final = 12
+# The stage of a loading engine is read once in this many intervals: each change is a write of the status.
+STAGE_PERIODS: Final = 2
 
 
 @dataclass(slots=True)
@@ -41,6 +45,7 @@ class Autoscaler:
     wake: Callable[[Key], None]
     now: Callable[[], datetime]
     _running: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    _reading: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Scrape and decide periodically until cancelled."""
@@ -48,19 +53,13 @@ class Autoscaler:
         async with self.scraper:
             try:
                 await asyncio.gather(
-                    self._repeat(period, lambda subject: subject.is_autoscaled),
-                    self._repeat(FIXED_PERIODS * period, lambda subject: not subject.is_autoscaled),
+                    _repeat(period, lambda: self._begin(lambda subject: subject.is_autoscaled)),
+                    _repeat(FIXED_PERIODS * period, lambda: self._begin(lambda subject: not subject.is_autoscaled)),
+                    _repeat(STAGE_PERIODS * period, self._begin_reading),
                 )
             finally:
-                for task in self._running.values():
+                for task in (*self._running.values(), *self._reading.values()):
                     task.cancel()
-
-    async def _repeat(self, period: float, chosen: Callable[[Subject], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            self._begin(chosen)
-            await asyncio.sleep(max(0.0, began + period - loop.time()))
 
     async def run_once(self, chosen: Callable[[Subject], bool] = lambda _: True) -> None:
         """Scrape all chosen fleets once, and decide on those with autoscaling. Skip those being scraped."""
@@ -74,6 +73,27 @@ class Autoscaler:
                 self._running[key] = asyncio.create_task(self._measure(key, subject))
                 begun.append(self._running[key])
         return begun
+
+    def _begin_reading(self) -> list[asyncio.Task[None]]:
+        """Begin to read the stages of loading engines, one of each fleet, except those whose last read is running."""
+        begun = []
+        for key, subject in self.watchlist.subjects():
+            if (pod := subject.loading) is not None and pod.address and key not in self._reading:
+                self._reading[key] = asyncio.create_task(self._read_stage(key, pod, pod.address))
+                begun.append(self._reading[key])
+        return begun
+
+    async def _read_stage(self, key: Key, pod: Pod, address: str) -> None:
+        """Read what the engine of a loading pod does; request a new status when that changes.
+
+        If the engine does not answer, its last answer stays.
+        """
+        try:
+            text = await self.scraper.read_stage(address)
+            if text and self.watchlist.set_loading_stage(key, LoadingStage(pod.name, pod.engine.running_since, text)):
+                self.wake(key)
+        finally:
+            del self._reading[key]
 
     async def _measure(self, key: Key, subject: Subject) -> None:
         """Scrape a fleet, and decide on it if it has autoscaling."""
@@ -123,6 +143,14 @@ class Autoscaler:
             logger.info("%s/%s: %sfrom %d to %d replicas: %s", *key, *words)
         elif decision.hold is not None:
             logger.info("%s/%s: held at %d replicas: %s", *key, decision.replicas, decision.hold.message)
+
+
+async def _repeat(period: float, begin: Callable[[], object]) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        begin()
+        await asyncio.sleep(max(0.0, began + period - loop.time()))
 
 
 def _targets(subject: Subject) -> tuple[Target, ...]:

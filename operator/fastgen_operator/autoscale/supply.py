@@ -117,6 +117,25 @@ class PodSupply:
     passed: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LoadingStage:
+    """What an engine says it does while it loads.
+
+    Attributes:
+        pod: its name.
+        since: when its container started, in RFC 3339; empty if unknown.
+        text: such as `loading weights 40 %`.
+    """
+
+    pod: str
+    since: str | None
+    text: str
+
+    def is_of(self, pod: Pod) -> bool:
+        """Return whether it is of the container that runs in the pod now."""
+        return (self.pod, self.since) == (pod.name, pod.engine.running_since)
+
+
 def supply_of(pod: Pod, failure: str, starts: StartTimes, longest: float, time: float) -> PodSupply:
     """Return the state of a pod at a time. Equal states have equal messages.
 

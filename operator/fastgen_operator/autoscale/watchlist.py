@@ -18,7 +18,7 @@ from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.sample import Fleet, Sample
-from fastgen_operator.autoscale.supply import PodState, PodSupply, StartTimes, supply_of
+from fastgen_operator.autoscale.supply import LoadingStage, PodState, PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Key
 from fastgen_operator.objects.pod import Pod
 
@@ -39,6 +39,7 @@ class Subject:
         revision: hash of the newest pod template; empty while unknown.
         starts: observed starts of the pods.
         startup_deadline: seconds in which a container must become ready.
+        loading: the pod whose loading stage the conditions show; None if no engine loads.
     """
 
     uid: str
@@ -55,6 +56,7 @@ class Subject:
     revision: str = ""
     starts: StartTimes = field(default_factory=StartTimes)
     startup_deadline: float = 1800.0
+    loading: Pod | None = None
 
     @property
     def mode(self) -> tuple[bool, bool]:
@@ -175,6 +177,7 @@ class Watchlist:
         self.scrape_seconds = scrape_seconds
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
+        self._stages: dict[Key, LoadingStage] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
         """Add or replace an observed fleet; drop its decisions if its mode changed."""
@@ -187,10 +190,22 @@ class Watchlist:
         """Remove a fleet, if it is known: its resource was deleted, or another operator handles it now."""
         self._subjects.pop(key, None)
         self._records.pop(key, None)
+        self._stages.pop(key, None)
 
     def subjects(self) -> list[tuple[Key, Subject]]:
         """Return all fleets."""
         return list(self._subjects.items())
+
+    def loading_stage(self, key: Key) -> LoadingStage | None:
+        """Return what the fleet's loading engine said last; None if it has said nothing."""
+        return self._stages.get(key)
+
+    def set_loading_stage(self, key: Key, stage: LoadingStage) -> bool:
+        """Record what the fleet's loading engine says; return whether that has changed."""
+        if key not in self._subjects or self._stages.get(key) == stage:
+            return False
+        self._stages[key] = stage
+        return True
 
     def known_starts(self, key: Key, uid: str) -> StartTimes:
         """Return the observed starts of the resource with that uid, if it is known."""

@@ -119,6 +119,11 @@ class Pod(Stored):
         return not any(each.has_started or each.restarts or each.is_terminated for each in running)
 
     @cached_property
+    def is_loading(self) -> bool:
+        """Whether the engine runs and has not passed its startup probe."""
+        return self.engine.is_running and not self.engine.has_started
+
+    @cached_property
     def has_started(self) -> bool:
         """Whether the engine runs and has passed its startup probe; it may be unready now."""
         return self.engine.has_started and self.engine.is_running

@@ -74,17 +74,18 @@ def summary_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
     return "" if failure is None else f"{failure.reason}: {failure.message}"
 
 
-def state_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
+def state_of(pod: Pod, known: Mapping[str, Failure] | None = None, stage: str = "") -> str:
     """Describe the state of a pod that is not ready; the message changes only with the state, not with time.
 
     Args:
         known: failures that the pods' Events name, by pod name.
+        stage: what the pod's engine does if it is loading; empty if unknown.
     """
     failure = failure_of(pod) or (known or {}).get(pod.name)
-    return f"pod {pod.name}: {_state(pod)}" if failure is None else failure.message
+    return f"pod {pod.name}: {_state(pod, stage)}" if failure is None else failure.message
 
 
-def _state(pod: Pod) -> str:
+def _state(pod: Pod, stage: str) -> str:
     if (words := pod.pending) is not None:
         return words
     if not pod.is_scheduled:
@@ -97,19 +98,21 @@ def _state(pod: Pod) -> str:
             return f"{container.title}: {container.waiting_message or container.waiting}"
     for container in containers:
         if container.running_since is not None and not container.is_ready:
-            return _running(container, container.running_since)
+            return _running(container, container.running_since, stage if container.role == "engine" else "")
     if pod.is_silent:
         return f"its node {pod.node} does not respond; it last reported the pod as ready"
     return f"starts on node {pod.node}"
 
 
-def _running(container: Container, since: str) -> str:
+def _running(container: Container, since: str, stage: str) -> str:
     if container.role == "init container":
         return f"{container.title} has been running since {since}"
     if container.has_started:
         cause = "it is draining, overloaded or hung"
         return f"{container.title} has been running since {since}, but {container.readiness_path} fails: {cause}"
     earlier = "" if container.ended is None else f" again, after it {_ending(container, container.ended)}"
+    if stage:
+        return f"{container.title} has been loading since {since}{earlier}: {stage}"
     return f"{container.title} has been loading since {since}{earlier}; {container.readiness_path} has not passed yet"
 
 

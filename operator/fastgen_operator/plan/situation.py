@@ -11,12 +11,12 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
-from fastgen_operator.autoscale.supply import PodSupply, StartTimes, supply_of
+from fastgen_operator.autoscale.supply import LoadingStage, PodSupply, StartTimes, supply_of
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects.model_cache import Job
 from fastgen_operator.objects.pod import Pod, unschedulable_pods
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pod_failures import Failure, summary_of
+from fastgen_operator.plan.pod_failures import Failure, state_of, summary_of
 from fastgen_operator.quantities import quantity
 
 
@@ -35,6 +35,7 @@ class Situation:
         speeds: capacity of the replicas; None before the first scrape.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         known_starts: starts of pods that were observed before.
+        loading_stage: what the engine of a pod does while it loads; None while unknown.
         nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
     """
 
@@ -46,6 +47,7 @@ class Situation:
     speeds: ReplicaSpeeds | None = None
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     known_starts: StartTimes = field(default_factory=StartTimes)
+    loading_stage: LoadingStage | None = None
     nodes: tuple[Object, ...] | None = None
 
     @cached_property
@@ -76,6 +78,19 @@ class Situation:
     def pods(self) -> tuple[Pod, ...]:
         """The pods of the Deployment that have not ended."""
         return tuple(pod for pod in self.observed.pods if not pod.has_ended)
+
+    @cached_property
+    def unready_pod(self) -> Pod | None:
+        """The first pod of the current template that is not ready: conditions describe its state."""
+        return next((pod for pod in self.observed.current_pods if not pod.is_ready), None)
+
+    @cached_property
+    def unready_state(self) -> str:
+        """The state of `unready_pod`, in a sentence; empty without one."""
+        if (pod := self.unready_pod) is None:
+            return ""
+        stage = self.loading_stage
+        return state_of(pod, self.failures, stage.text if stage is not None and stage.is_of(pod) else "")
 
     @cached_property
     def pods_without_room(self) -> int:

@@ -37,5 +37,6 @@ def subject_of(situation: Situation, scrape_seconds: float) -> Subject:
         is_autoscaled=is_autoscaled,
         revision=observed.template or "",
         starts=situation.starts,
+        loading=pod if (pod := situation.unready_pod) is not None and pod.is_loading else None,
         startup_deadline=float(spec.startup_deadline_seconds),
     )

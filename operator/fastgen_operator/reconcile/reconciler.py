@@ -249,7 +249,8 @@ class Reconciler:
         """Return the situation: the observed state, with the measurements and the decision of the autoscaler."""
         uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
         starts = self.watchlist.known_starts(observed.key, uid)
-        situation = Situation(observed, spec, now, failures, known_starts=starts)
+        stage = self.watchlist.loading_stage(observed.key)
+        situation = Situation(observed, spec, now, failures, known_starts=starts, loading_stage=stage)
         if (record := self.watchlist.lookup(observed.key, uid)) is None:
             return situation
         is_usable = is_autoscaled and record.mode == mode_of(spec) and not self.is_stale(observed.key[0])

@@ -87,9 +87,10 @@ def simulate(loader: ModuleType) -> None:
     """Replace what the loader does for GPUs."""
     make_runner = loader.gpu_runner
 
-    def make_simulated(model: Any, cache: Any, config: Any, max_model_length: int) -> SimulatedGPU:
+    def make_simulated(model: Any, cache: Any, config: Any, max_model_length: int, progress: Any) -> SimulatedGPU:
         # Graphs are simulated in the engine's own tests.
-        return SimulatedGPU(make_runner(model, cache, replace(config, cuda_graphs="off"), max_model_length))
+        without = replace(config, cuda_graphs="off")
+        return SimulatedGPU(make_runner(model, cache, without, max_model_length, progress))
 
     def load_on_gpu(source: Any, config: Any, progress: Callable[[str, float], None]) -> Any:
         import torch

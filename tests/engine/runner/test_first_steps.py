@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,9 @@ class ScratchRecorder(Recorder, ModelRunner):
     """As a runner of torch's attention, which needs scratch memory."""
 
 
-def first_steps(budget: int, max_sequences: int, runner: Recorder) -> tuple[list[StepInput], int]:
+def first_steps(
+    budget: int, max_sequences: int, runner: Recorder, progress: Callable[[float], None] = lambda _fraction: None
+) -> tuple[list[StepInput], int]:
     """Return the steps, and the bytes that the runner takes besides."""
     model = SimpleNamespace(
         architecture=SimpleNamespace(default_length=512, vocab_size=VOCABULARY),
@@ -56,7 +59,7 @@ def first_steps(budget: int, max_sequences: int, runner: Recorder) -> tuple[list
     )
     config = EngineConfig(model="", token_budget=budget, max_sequences=max_sequences)
     assert (config.most_tokens, config.sequence_limit) == (budget, max_sequences)
-    num_bytes = run_first_steps(model, config, lambda *_: runner)
+    num_bytes = run_first_steps(model, config, lambda *_: runner, progress)
     return runner.steps, num_bytes
 
 
@@ -82,6 +85,12 @@ def test_smaller_steps_follow_with_no_feature_at_all() -> None:
         assert len(step.sampled) == 1
         assert len(step.masked) == 0
         assert new.sampling == SamplingParams(temperature=0)
+
+
+def test_the_progress_of_the_steps_is_reported() -> None:
+    heard: list[float] = []
+    (_, *smaller), _ = first_steps(40, 3, Recorder(), heard.append)
+    assert heard == [number / (1 + len(smaller)) for number in range(2 + len(smaller))]
 
 
 def test_only_torch_attention_is_given_scratch_memory_for_the_longest_context() -> None:

@@ -6,10 +6,12 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -256,8 +258,10 @@ def test_the_loader_captures_the_ladder_and_logs_one_line(
         caplog.clear()
         with caplog.at_level("INFO", "fastgen.model"):
             small = config(token_budget=16, block_size=16, kv_cache_memory=1 << 20, cuda_graphs=chosen)
-            runner = with_cache(model, small, gpu_runner)
+            progress = Mock()
+            runner = with_cache(model, small, partial(gpu_runner, progress=progress))
         assert (runner.graphs is not None) == bool(lines)
+        assert progress.mock_calls == [call("capturing graphs", number / 2) for number in range(2 * lines)]
         said = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
         assert len(said) == lines
     assert re.fullmatch(r"captured 2 CUDA graphs of 4 to 16 tokens in \d+\.\d s: they take 2 MiB", said[0])

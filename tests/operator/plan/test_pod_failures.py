@@ -177,6 +177,17 @@ def test_the_state_of_a_starting_pod_is_described(seen: Object, words: str) -> N
     assert words in state_of(Pod(seen))
 
 
+def test_the_stage_of_a_loading_engine_replaces_the_probe() -> None:
+    seen = pod(**container(state={"running": {"startedAt": START}}))
+    words = f"pod chat-new-x: the engine has been loading since {START}: loading weights 40 %"
+    assert state_of(Pod(seen), stage="loading weights 40 %") == words
+
+
+def test_a_stage_is_not_of_another_container() -> None:
+    seen = with_helper("initContainers", {}, state={"running": {"startedAt": START}})
+    assert "loading weights" not in state_of(Pod(seen), stage="loading weights 40 %")
+
+
 def test_a_node_that_does_not_respond_is_named() -> None:
     seen = pod(**container(ready=True, started=True, state={"running": {}}))
     seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})

@@ -13,6 +13,7 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision, Sizing
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds, Straggler
+from fastgen_operator.autoscale.supply import LoadingStage
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, INFERENCE_POOL, POD, REPLICA_SET, SERVICE, Kind, Object
@@ -26,7 +27,7 @@ from fastgen_operator.reconcile.settled import TRUST, Inputs, Settled
 from fastgen_operator.runtime.informers import deliver
 from fastgen_operator.runtime.workqueue import WorkQueue
 from harness.objects import applied, replica_set, stored
-from harness.space import running
+from harness.space import NOW, running
 from harness.webhook import mirror_image
 
 KEY = ("space", "chat")
@@ -309,6 +310,28 @@ def test_a_ready_resource_with_a_pod_that_is_not_ready_is_planned_every_time(pla
     for _ in range(3):
         world.reconciler.reconcile(KEY)
     assert len(plans) == 3
+
+
+def test_what_a_loading_engine_says_is_one_write() -> None:
+    world = serving()
+    ready = world.cache.get(POD, "space", "chat-new-x")
+    assert ready is not None
+    world.put(POD, {**ready, "status": {**running(ready=False), "podIP": "10.0.0.3"}})
+    world.settle()
+    loading = dict(world.watchlist.subjects())[KEY].loading
+    assert loading is not None
+    assert loading.address == "10.0.0.3"
+    written = world.writes
+    assert world.watchlist.set_loading_stage(KEY, LoadingStage("chat-new-x", NOW, "loading weights 40 %"))
+    world.settle()
+    assert world.writes == written + 1
+    live = world.cache.get(FASTGEN, *KEY)
+    assert live is not None
+    words = f"0 of 1 replicas ready; pod chat-new-x: the engine has been loading since {NOW}: loading weights 40 %"
+    assert live["status"]["conditions"][0]["message"] == words
+    world.put(POD, ready)
+    world.settle()
+    assert dict(world.watchlist.subjects())[KEY].loading is None
 
 
 def test_an_object_that_only_a_request_finds_is_looked_up_every_time() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fastgen_operator.autoscale.decision import Decision
+from fastgen_operator.autoscale.supply import LoadingStage
 from fastgen_operator.kinds import DEPLOYMENT, Object
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
@@ -40,6 +41,7 @@ DONE: Object = {"conditions": [{"type": "Progressing", "status": "True", "reason
 LATE: Object = {"conditions": [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]}
 REFUSED: Object = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
 TERMINATING = leaving(pod(ready=True))
+LOADING = pod(**container(state={"running": {"startedAt": "T1"}}))
 EVICTED: dict[str, Any] = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
@@ -404,6 +406,30 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
         "True",
         "ScalingUp",
         "1 of 2 replicas ready; pod chat-new-b: the engine has been loading since x",
+    ),
+    (
+        "an engine that says what it does while it loads",
+        situation(observed(LOADING), loading_stage=LoadingStage("chat-new-x", "T1", "loading weights 40 %")),
+        READY,
+        "False",
+        "ReplicasNotReady",
+        "0 of 1 replicas ready; pod chat-new-x: the engine has been loading since T1: loading weights 40 %",
+    ),
+    (
+        "what an earlier container of the pod said",
+        situation(observed(LOADING), loading_stage=LoadingStage("chat-new-x", "T0", "loading weights 40 %")),
+        READY,
+        "False",
+        "ReplicasNotReady",
+        "the engine has been loading since T1; /ready has not passed yet",
+    ),
+    (
+        "what another pod says",
+        situation(observed(LOADING), loading_stage=LoadingStage("chat-new-y", "T1", "loading weights 40 %")),
+        READY,
+        "False",
+        "ReplicasNotReady",
+        "the engine has been loading since T1; /ready has not passed yet",
     ),
     (
         "an added replica without a pod yet",

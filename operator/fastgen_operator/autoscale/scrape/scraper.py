@@ -8,6 +8,8 @@ docs/decisions/047-scrapes-with-aiohttp.md.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -41,6 +43,10 @@ class Target:
 
 
 Scraped = Sample | UnusableError
+
+# What an engine that loads says it does, and how many percent of it are done, such as `loading weights 43 %`.
+_STAGE: Final = re.compile(r"([a-z][a-z -]{0,38}[a-z]) ([0-9]{1,3}) %")
+_STAGE_BYTES: Final = 1 << 10
 
 
 class Scraper(AbstractAsyncContextManager["Scraper"]):
@@ -108,6 +114,20 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
             self._slow[name] = time.monotonic() + _SLOW_SECONDS
         return dict(zip(targets, answers, strict=True))
 
+    async def read_stage(self, address: str, port: int = HTTP_PORT) -> str:
+        """Return what the engine at an address does while it loads, in full tenths; empty if it does not say.
+
+        It is no urgent request, so it shares the places of fleets with recent timeouts.
+        """
+        async with self._places_of_slow, self._places:
+            try:
+                url = _url(address, port, "ready")
+                async with self._session.get(url, headers={"Connection": "close"}, allow_redirects=False) as response:
+                    return _stage(await _body(response, _STAGE_BYTES)) if response.status == 503 else ""
+            except Exception:
+                # The engine does not listen yet, or the pod runs something else.
+                return ""
+
     def _keeps(self, name: str, size: int) -> bool:
         """Record the size of a fleet; return whether all fleets together have at most `keep` replicas."""
         now = time.monotonic()
@@ -141,16 +161,35 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
 
     async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
         """Return the body of a replica's response."""
-        host = f"[{target.address}]" if ":" in target.address else target.address
-        url = URL(f"http://{host}:{target.port}/metrics?{QUERY}", encoded=True)
+        url = _url(target.address, target.port, f"metrics?{QUERY}")
         async with self._session.get(url, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raise UnusableError("BadStatus", f"HTTP {response.status}")
-            try:
-                await response.content.readexactly(_LIMIT_BYTES + 1)
-            except asyncio.IncompleteReadError as whole:
-                return whole.partial
-            raise UnusableError("TooLarge", f"the response exceeds {_LIMIT_BYTES >> 10} KiB")
+            return await _body(response, _LIMIT_BYTES)
+
+
+def _url(address: str, port: int, path: str) -> URL:
+    host = f"[{address}]" if ":" in address else address
+    return URL(f"http://{host}:{port}/{path}", encoded=True)
+
+
+async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return the body of a response of at most `limit` bytes."""
+    try:
+        await response.content.readexactly(limit + 1)
+    except asyncio.IncompleteReadError as whole:
+        return whole.partial
+    raise UnusableError("TooLarge", f"the response exceeds {limit >> 10} KiB")
+
+
+def _stage(body: bytes) -> str:
+    """Return the stage in the body of a response of `/ready`, else an empty text.
+
+    Each percent would be one more write of the status, so only full tenths count.
+    """
+    status = json.loads(body).get("status")
+    found = _STAGE.fullmatch(status) if isinstance(status, str) else None
+    return "" if found is None else f"{found[1]} {min(int(found[2]), 100) // 10 * 10} %"
 
 
 @dataclass(slots=True)

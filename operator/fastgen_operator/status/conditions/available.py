@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastgen_operator.plan.pod_failures import state_of
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
@@ -29,7 +28,7 @@ def available(situation: Situation) -> Condition:
     message = f"{count} of {wanted} replicas ready"
     if count >= wanted:
         return true("AllReplicasReady", message)
-    first = f"; {state_of(waiting[0], situation.failures)}" if waiting else ""
+    first = f"; {situation.unready_state}" if waiting else ""
     older = sum(pod.is_ready for pod in observed.older_pods)
     scales_up = all(pod.is_starting or pod.pending is not None for pod in waiting)
     if situation.spec.has_minimum(count) and not older and scales_up:

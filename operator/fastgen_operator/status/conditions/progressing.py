@@ -16,7 +16,7 @@ from fastgen_operator.objects.deployment import Deployment
 from fastgen_operator.objects.stored import condition_of
 from fastgen_operator.plan.broken_gpus import replaced_failure
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pod_failures import Failure, failure_of, failure_of_ended, state_of
+from fastgen_operator.plan.pod_failures import Failure, failure_of, failure_of_ended
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
@@ -78,8 +78,7 @@ def _of_the_deployment(situation: Situation, deployment: Deployment) -> Failure 
         return Failure("ReplicaFailure", f"the API server rejects new pods: {words}")
     if progress.get("status") != "False":
         return None
-    waiting = [pod for pod in situation.observed.current_pods if not pod.is_ready]
-    state = state_of(waiting[0], situation.failures) if waiting else "no pod of the current template exists"
+    state = situation.unready_state or "no pod of the current template exists"
     seconds = situation.spec.rollout.progress_deadline_seconds
     return Failure("ProgressDeadlineExceeded", f"no progress in {seconds} s; {state}")
 

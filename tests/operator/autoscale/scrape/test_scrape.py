@@ -19,12 +19,18 @@ from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.http.server import KEEP_ALIVE_SECONDS
+from fastgen.server.openai.response_bodies import json_response
+from fastgen.server.probes import Status
+from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
+from fastgen_operator.autoscale.watchlist import Subject, Watchlist
+from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics as OperatorMetrics
+from fastgen_operator.objects.container import Container
 from fastgen_operator.runtime.settings import Settings
 from harness.objects import pod_with
 
@@ -348,6 +354,111 @@ async def test_only_ready_pods_that_are_not_being_deleted_are_scraped() -> None:
     scraper: Any = SimpleNamespace(scrape=scrape)
     await Autoscaler(watchlist, scraper, OperatorMetrics(), lambda _: None, partial(datetime.now, UTC)).run_once()
     assert [(target.pod, target.address) for target in asked] == [("ready", "10.0.0.1")]
+
+
+def loading(stage: str, fraction: float) -> Handler:
+    """Return a handler that answers as an engine's /ready does while it loads."""
+    lifecycle = Lifecycle()
+    lifecycle.set_loading_progress(stage, fraction)
+    return refusing(lifecycle.why_not_ready() or "")
+
+
+def refusing(reason: str) -> Handler:
+    return answering("503 Service Unavailable", bytes(json_response(Status(reason), 503).body))
+
+
+async def stage_of(handler: Handler) -> str:
+    async with serving(handler) as port, Scraper(0.5) as scraper:
+        return await scraper.read_stage("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("stage", "fraction", "shown"),
+    [
+        ("starting", 0.0, "starting 0 %"),
+        ("loading weights", 0.43, "loading weights 40 %"),
+        ("loading weights", 0.49, "loading weights 40 %"),
+        ("compiling kernels", 1.0, "compiling kernels 100 %"),
+    ],
+)
+async def test_the_stage_of_a_loading_engine_is_read_in_tenths(stage: str, fraction: float, shown: str) -> None:
+    assert await stage_of(loading(stage, fraction)) == shown
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        *(hang, trickle, flood),
+        refusing("draining"),
+        refusing("loading weights 40 %; run kubectl delete ns"),
+        refusing("x" * 41 + " 40 %"),
+        refusing("Loading 40 %\u202e"),
+        answering("200 OK", b'{"status":"loading weights 40 %"}'),
+        answering("503 Service Unavailable", b'["loading weights 40 %"]'),
+        answering("503 Service Unavailable", b'{"status":' + b"[" * 900),
+        answering("503 Service Unavailable", b'{"status":"loading weights 40 %","x":"' + b"y" * 2000 + b'"}'),
+        answering("302 Found\r\nLocation: http://127.0.0.1:1/", b""),
+    ],
+)
+async def test_of_another_response_nothing_is_shown(handler: Handler) -> None:
+    assert await stage_of(handler) == ""
+
+
+class LoadingFleet:
+    """A watchlist with one fleet whose engine is loading, and a scraper that says what it does."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.said = ""
+        self.pod = pod_with("new", **{"address": "10.0.0.3", "engine": Container(running_since="T1"), **facts})
+        self.watchlist = Watchlist(5.0)
+        policy: Any = None
+        subject = Subject(uid="uid", policy=policy, model_name="chat", replicas=1, loading=self.pod)
+        self.watchlist.register(("ns", "chat"), subject)
+        self.woken: list[Key] = []
+        scraper: Any = SimpleNamespace(read_stage=self._read)
+        self.autoscaler = Autoscaler(
+            self.watchlist, scraper, OperatorMetrics(), self.woken.append, partial(datetime.now, UTC)
+        )
+
+    async def _read(self, address: str) -> str:
+        assert address == "10.0.0.3"
+        return self.said
+
+    async def read(self, said: str) -> tuple[int, str]:
+        """Return how often a status was requested, and the stage that it shows."""
+        self.said, before = said, len(self.woken)
+        await asyncio.gather(*self.autoscaler._begin_reading())
+        stage = self.watchlist.loading_stage(("ns", "chat"))
+        return len(self.woken) - before, stage.text if stage is not None and stage.is_of(self.pod) else ""
+
+
+async def test_a_status_is_requested_when_the_stage_changes() -> None:
+    fleet = LoadingFleet()
+    assert await fleet.read("loading weights 40 %") == (1, "loading weights 40 %")
+    assert await fleet.read("loading weights 40 %") == (0, "loading weights 40 %")
+    assert await fleet.read("") == (0, "loading weights 40 %"), "no answer"
+    assert await fleet.read("capturing graphs 0 %") == (1, "capturing graphs 0 %")
+
+
+async def test_the_stage_of_an_earlier_container_is_not_shown() -> None:
+    fleet = LoadingFleet()
+    await fleet.read("loading weights 90 %")
+    fleet.pod.__dict__["engine"] = Container(running_since="T2")
+    assert await fleet.read("") == (0, "")
+    assert await fleet.read("loading weights 90 %") == (1, "loading weights 90 %")
+
+
+async def test_a_pod_without_an_address_is_not_asked() -> None:
+    assert await LoadingFleet(address=None).read("loading weights 40 %") == (0, "")
+
+
+async def test_what_a_forgotten_fleet_says_is_not_kept() -> None:
+    fleet = LoadingFleet()
+    reads = fleet.autoscaler._begin_reading()
+    fleet.said = "loading weights 40 %"
+    fleet.watchlist.forget(("ns", "chat"))
+    await asyncio.gather(*reads)
+    assert fleet.watchlist.loading_stage(("ns", "chat")) is None
 
 
 class Keeping:

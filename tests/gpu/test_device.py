@@ -21,6 +21,9 @@ from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.layers import weight_reader
+from fastgen.model.native import load_on_gpu
+from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.model.transformers_backend.load import load_transformers_model
 from fastgen.model.transformers_backend.model import TransformersModel
@@ -194,6 +197,23 @@ def test_dtype_auto_follows_the_device_and_half_precision_passes_the_self_check(
         model = load_transformers_model(folder, device=device, dtype=dtype, progress=lambda _fraction: None)
         computed = logits(runner_over(model), StepPlan((chunk(sequence_of(tokens_of(90), list(range(6))), 90),)))
         assert (computed.dtype, bool(computed.isfinite().all())) == (torch.float32, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_read_in_threads_are_those_of_the_file(
+    device: torch.device, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_reader, "PIECE_BYTES", 1 << 10)  # several for each matrix
+    source = ModelSource.open(str(save("llama", tmp_path)))
+
+    def load(on: torch.device) -> list[torch.Tensor]:
+        model: Any = load_on_gpu(source, on, dtype, max_model_length=64, progress=lambda _fraction: None)
+        layers = [(each.qkv, each.attention_output, each.mlp.gate_up, each.mlp.down) for each in model._weights.layers]
+        products = [product for layer in layers for product in layer] + [model._weights.head]
+        return [product.weight.cpu() for product in products]
+
+    for one, other in zip(load(device), load(torch.device("cpu")), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("device", [ON_GPU], indirect=True)

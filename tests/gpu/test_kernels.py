@@ -354,6 +354,7 @@ class Fixed:
         generator = torch.Generator().manual_seed(len(name) * 1000 + sum(map(ord, name)))
         values = torch.randn(shape, generator=generator)
         self._values = values * 0.15 if len(shape) > 1 else values * 0.1 + 1
+        self.shape = shape
 
     def values(self) -> torch.Tensor:
         return self._values

@@ -110,14 +110,19 @@ def _zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> t
 def _host_zeros(size: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer in host memory for copies to and from `device`."""
     if device.type == "cuda" and size[0]:
-        return pinned(size, dtype)
+        return pinned(size, dtype, "--swap-space")
     return _zeros(size, torch.device("cpu"), dtype)
 
 
-def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def pinned(size: tuple[int, ...], dtype: torch.dtype, needed_by: str) -> torch.Tensor:
     """Return zeroed, page-locked host memory, which a GPU copies to and from while the host continues.
 
     It takes no more than its size. torch's own pinned memory takes the next power of two.
+
+    Args:
+        size: of the tensor.
+        dtype: of the tensor.
+        needed_by: what it is for, as in an error message.
 
     Raises:
         ConfigError: if the driver does not pin it.
@@ -126,8 +131,8 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     address, runtime = np.frombuffer(memory, np.uint8).ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if error := int(runtime.cudaHostRegister(address, len(memory), _PORTABLE)):
         raise ConfigError(
-            f"--swap-space: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): lower "
-            "it or give the container or machine more memory"
+            f"{needed_by}: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): lower "
+            "--swap-space or give the container or machine more memory"
         )
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)

@@ -60,7 +60,7 @@ def test_the_host_buffer_of_a_gpu_pins_no_more_than_its_blocks() -> None:
 def test_pinned_memory_is_zeroed_and_unregistered_before_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    memory = pinned((3, 5), torch.bfloat16)
+    memory = pinned((3, 5), torch.bfloat16, "the weights")
     assert (memory.dtype, memory.shape, memory.any().item()) == (torch.bfloat16, (3, 5), False)
     assert runtime.registered == {memory.data_ptr(): 30}
     last = memory[2]
@@ -72,5 +72,5 @@ def test_pinned_memory_is_zeroed_and_unregistered_before_it_is_freed(monkeypatch
 
 def test_memory_that_the_driver_does_not_pin_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(most_bytes=1 << 20))
-    with pytest.raises(ConfigError, match=r"--swap-space: the driver does not pin 2 MiB of host memory.*lower it"):
-        pinned((2 << 20,), torch.int8)
+    with pytest.raises(ConfigError, match=r"the weights: the driver does not pin 2 MiB of host memory.*lower --swap"):
+        pinned((2 << 20,), torch.int8, "the weights")

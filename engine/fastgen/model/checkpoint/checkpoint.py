@@ -22,7 +22,11 @@ EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
 
 
 class StoredTensor(Protocol):
-    """A tensor in a checkpoint, read on demand."""
+    """A tensor in a checkpoint, read on demand, in any thread."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, which is known without reading it."""
 
     def values(self) -> torch.Tensor:
         """Read the values in a floating type that holds them exactly; may be a view of a mapped file."""

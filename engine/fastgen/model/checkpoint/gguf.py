@@ -93,6 +93,11 @@ class GGUFTensor:
         start, size = first_value // block * block_bytes, math.prod(shape) // block * block_bytes
         self._raw = raw[start : start + size]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self._shape
+
     def values(self) -> torch.Tensor:
         """Read the exact values as float32."""
         return self.float32()

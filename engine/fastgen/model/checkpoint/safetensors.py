@@ -80,14 +80,18 @@ def open_safetensors(directory: Path, architecture: ModelArchitecture) -> Checkp
             raise ModelError(f"{directory}: tensor {stored} is {values.dtype}: convert it to float32 or bfloat16")
         return values
 
-    return Checkpoint(lambda name: FloatTensor(lambda: read(name)), architecture.head, kv_scales=scales)
+    def stored(name: str) -> FloatTensor:
+        return FloatTensor(lambda: read(name), shapes[name])
+
+    return Checkpoint(stored, architecture.head, kv_scales=scales)
 
 
 class FloatTensor:
     """A tensor stored in a floating-point format."""
 
-    def __init__(self, read: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, read: Callable[[], torch.Tensor], shape: tuple[int, ...]) -> None:
         self._read = read
+        self.shape = shape
 
     def values(self) -> torch.Tensor:
         """Read the values in their stored type."""

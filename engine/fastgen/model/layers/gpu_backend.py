@@ -32,6 +32,7 @@ class GPUFormat(TorchFormat):
 
     def experts(self, mlps: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gate_up [E, 2 * width, hidden] with the gate first, and down [E, hidden, width]."""
+        self.wait()
         return torch.stack([mlp.gate_up.weight for mlp in mlps]), torch.stack([mlp.down.weight for mlp in mlps])
 
 

@@ -13,6 +13,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -29,7 +30,6 @@ from fastgen.settings import ConfigError
 
 log = logging.getLogger("fastgen.model")
 
-_CPU = torch.device("cpu")
 _PACKED_FOR_ROWS = 256
 _TESTED_ROWS = (1, 2, 7, 16, 65, 129, 300)
 # For weights as large as a head, which take long and are used for few rows.
@@ -52,6 +52,10 @@ class Linear(Protocol):
 
 class WeightFormat(ABC):
     """Places weights in the format that the forward pass uses; by default, on the CPU."""
+
+    def placing(self) -> AbstractContextManager[object]:
+        """Return the context in which to place weights: at its end, all are in place."""
+        return nullcontext()
 
     @abstractmethod
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
@@ -210,10 +214,10 @@ class PackedFormat(WeightFormat):
         return self._kind(weight)
 
 
-def stacked(parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
-    """Concatenate the rows of matrices on the device, which converts their stored types to `dtype`."""
+def stacked(parts: Sequence[StoredTensor], dtype: torch.dtype) -> torch.Tensor:
+    """Concatenate the rows of matrices, converted from their stored types to `dtype`."""
     stored = [part.values() for part in parts]
-    matrices = [values.to(device).to(dtype) for values in stored]
+    matrices = [values.to(dtype) for values in stored]
     if len(matrices) > 1:
         return torch.cat(matrices)
     # Pages of a mapped file may be evicted, and a step must not wait for the disk.

@@ -6,6 +6,7 @@ Also the reference implementation for tests of `cpu_backend`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from fastgen.model.layers.linear import Linear, PlainLinear, WeightFormat, stack
 from fastgen.model.layers.moe import mixture_of_experts
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_attention import TorchPagedAttention
+from fastgen.model.layers.weight_reader import PinnedCopier, WeightReader
 from fastgen.model.layers.weights import Mixture
 
 
@@ -33,16 +35,32 @@ class DeviceTable:
 
 
 class TorchFormat(WeightFormat):
-    """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once."""
+    """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once.
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    Args:
+        reader: reads the matrices; None to read them in the caller's thread, as for a CPU. A GPU gets one by default.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, reader: WeightReader | None = None) -> None:
         self._device = device
         self._dtype = dtype
+        if reader is None and device.type == "cuda":
+            reader = WeightReader(device, lambda: PinnedCopier(device))
+        self._reader = reader
         self._last: tuple[StoredTensor, torch.Tensor] | None = None  # the head is the last matrix before the embedding
+
+    def placing(self) -> AbstractContextManager[object]:
+        """Return the context in which to place weights: at its end, all are in place."""
+        return self._reader or nullcontext()
+
+    def wait(self) -> None:
+        """Wait until the weights so far are in place: the device must not compute with them before."""
+        if self._reader is not None:
+            self._reader.wait()
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return torch's product."""
-        matrix = stacked(parts, self._dtype, self._device)
+        matrix = self._matrix(parts)
         self._last = (parts[0], matrix) if len(parts) == 1 else None
         return PlainLinear(matrix)
 
@@ -50,11 +68,14 @@ class TorchFormat(WeightFormat):
         """Return the matrix on the device, which a tied head shares."""
         if self._last is not None and self._last[0] is part:
             return DeviceTable(self._last[1])
-        return DeviceTable(stacked([part], self._dtype, self._device))
+        return DeviceTable(self._matrix([part]))
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""
         return weight.to(self._device, torch.float32)
+
+    def _matrix(self, parts: Sequence[StoredTensor]) -> torch.Tensor:
+        return stacked(parts, self._dtype) if self._reader is None else self._reader.read(parts, self._dtype)
 
 
 class TorchOperations:

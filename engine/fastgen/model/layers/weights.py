@@ -87,15 +87,18 @@ class DecoderWeights:
     ) -> DecoderWeights:
         """Read, fuse and place all weights; `progress` is called with the fraction done, 0 to 1."""
         progress(0.0)
-        reader = _Reader(architecture, source, weight_format)
-        layers = []
-        for index, kind in enumerate(architecture.layers):
-            layers.append(reader.layer(index, kind))
-            progress((index + 1) / (architecture.num_layers + 1))
-        final_norm = weight_format.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
-        embedding = source.stored(EMBEDDING)
-        head = weight_format.linear([embedding if source.head == EMBEDDING else source.stored(source.head)])
-        weights = cls(architecture, weight_format.table(embedding), tuple(layers), final_norm, head)
+        with weight_format.placing():
+            reader = _Reader(architecture, source, weight_format)
+            # The largest matrices first: what was read last is waited for.
+            embedding = source.stored(EMBEDDING)
+            head = weight_format.linear([embedding if source.head == EMBEDDING else source.stored(source.head)])
+            table = weight_format.table(embedding)
+            layers = []
+            for index, kind in enumerate(architecture.layers):
+                layers.append(reader.layer(index, kind))
+                progress((index + 1) / (architecture.num_layers + 1))
+            final_norm = weight_format.vector(source.tensor(FINAL_NORM) + architecture.norm_offset)
+        weights = cls(architecture, table, tuple(layers), final_norm, head)
         progress(1.0)
         return weights
 

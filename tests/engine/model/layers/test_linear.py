@@ -18,7 +18,6 @@ from fastgen.model.layers.linear import (
     stacked,
 )
 from fastgen.settings import ConfigError
-from support.recording_gpu import RecordingGPU
 
 PACKED = [
     TiledLinear,
@@ -66,7 +65,7 @@ def test_unknown_product_is_an_error_that_lists_the_choices(monkeypatch: pytest.
 
 
 def placed(weight: torch.Tensor) -> linear.Linear:
-    return PackedFormat().linear([FloatTensor(lambda: weight)])
+    return PackedFormat().linear([FloatTensor(lambda: weight, tuple(weight.shape))])
 
 
 @pytest.mark.parametrize("shape", [(576, 576), (100, 17), (1, 5)])
@@ -118,7 +117,7 @@ class Bfloat16(FloatTensor):
     """A stored tensor that must not be read as float32, which takes six times as long."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
-        super().__init__(lambda: matrix)
+        super().__init__(lambda: matrix, tuple(matrix.shape))
 
     def float32(self) -> torch.Tensor:
         raise AssertionError
@@ -134,19 +133,3 @@ def test_matrices_are_read_in_their_stored_type(number: int) -> None:
 def test_a_single_matrix_does_not_stay_a_part_of_its_file() -> None:
     matrix = torch.randn(4, 6).bfloat16()
     assert stacked([Bfloat16(matrix)], torch.bfloat16).data_ptr() != matrix.data_ptr()
-
-
-def test_matrices_are_converted_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    converted: list[tuple[str, object]] = []
-    to = torch.Tensor.to
-
-    def recorded(tensor: torch.Tensor, what: torch.device | torch.dtype) -> torch.Tensor:
-        converted.append((tensor.device.type, what))
-        return to(tensor, what)
-
-    monkeypatch.setattr(torch.Tensor, "to", recorded)
-    stored = [Bfloat16(torch.zeros(rows, 6, dtype=torch.bfloat16)) for rows in (3, 5)]
-    with RecordingGPU().installed() as device:
-        matrix = stacked(stored, torch.float16, device)
-    assert (matrix.device.type, matrix.dtype, matrix.shape) == ("cuda", torch.float16, (8, 6))
-    assert converted == [("cpu", device), ("cuda", torch.float16)] * 2

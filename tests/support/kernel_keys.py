@@ -35,12 +35,17 @@ class KernelKeys(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _launcher(self) -> Callable[[Any, Any], Callable[..., None]]:
         def launcher(kernel: Any, _grid: Any) -> Callable[..., None]:
             def launch(*args: Any, **options: Any) -> None:
-                _, specialization, chosen = _binder(kernel)(*args, **options)
-                self.keys.add((kernel.__name__, f"{specialization} {sorted(chosen.items())}"))
+                self.keys.add(key_of(kernel, *args, **options))
 
             return launch
 
         return launcher
+
+
+def key_of(kernel: Any, *args: Any, **options: Any) -> tuple[str, str]:
+    """Return the kernel's name, and the key of a launch with these arguments."""
+    _, specialization, chosen = _binder(kernel)(*args, **options)
+    return kernel.__name__, f"{specialization} {sorted(chosen.items())}"
 
 
 @functools.cache

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import MOST_LOGPROBS, SamplingParams
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import Chunk, StepPlan
-from fastgen.kv_cache.sizing import CacheMemory, gpu_cache_memory
+from fastgen.kv_cache.sizing import CacheMemory, ModelShape, gpu_cache_memory
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
 from fastgen.model.layers.torch_attention import MAX_SCRATCH_ELEMENTS
@@ -160,15 +161,43 @@ def run_first_steps(
     make_runner: MakeRunner,
     progress: Callable[[float], None] = lambda _fraction: None,
 ) -> int:
-    """Run the largest step, with filters, a penalty, logprobs and masks, and then smaller greedy ones.
-
-    The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
-    for, its kernels are compiled now, and not while others wait for their tokens.
+    """Run `first_steps` over a cache of one block.
 
     Returns:
         Bytes that the runner takes besides these steps' memory: its CUDA graphs, or scratch for the longest context.
     """
-    longest = min(config.max_model_length or model.architecture.default_length, model.architecture.default_length)
+    longest = longest_sequence(model.architecture, config)
+    cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.cache_dtype)
+    runner = make_runner(model, cache, config, longest)
+    steps, mask = first_steps(model.architecture, config), all_allowed(model.architecture)
+    for number, step in enumerate(steps):
+        progress(number / len(steps))
+        ticket = runner.launch(step)
+        ticket.sample([mask] * len(step.masked))
+        ticket.result()
+    progress(1.0)
+    if isinstance(runner, ModelRunner):
+        return _longest_context_bytes(model, config)
+    return 0 if runner.graphs is None else runner.graphs.num_bytes
+
+
+def longest_sequence(architecture: ModelShape, config: EngineConfig) -> int:
+    """Return the tokens of the longest sequence that the settings allow."""
+    return min(config.max_model_length or architecture.default_length, architecture.default_length)
+
+
+def all_allowed(architecture: ModelShape) -> npt.NDArray[np.uint32]:
+    """Return a mask that allows every token."""
+    return np.full(-(-architecture.vocab_size // 32), ~np.uint32(0))
+
+
+def first_steps(architecture: ModelShape, config: EngineConfig) -> list[StepInput]:
+    """Return the largest step, with filters, a penalty, logprobs and masks, and then smaller greedy ones.
+
+    The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
+    for, its kernels are compiled for these steps, and not while others wait for their tokens.
+    """
+    longest = longest_sequence(architecture, config)
     lengths = [1] * (config.sequence_limit - 1)
     left = config.most_tokens - len(lengths)
     while left and len(lengths) < config.sequence_limit + SPARE_ROWS:
@@ -177,20 +206,8 @@ def run_first_steps(
     sampling = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logprobs=MOST_LOGPROBS, seed=0)
     peak = _step(lengths, config.sequence_limit, sampling, config.block_size)
     peak = replace(peak, masked=np.arange(len(peak.sampled), dtype=np.int32))
-    cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.cache_dtype)
-    runner = make_runner(model, cache, config, longest)
     sizes = [1 << power for power in range(min(longest, config.most_tokens).bit_length())]
-    plain = [_step([size], 1, SamplingParams(temperature=0), config.block_size) for size in sizes]
-    mask = np.full(-(-model.architecture.vocab_size // 32), ~np.uint32(0))
-    for number, step in enumerate((peak, *plain)):
-        progress(number / (1 + len(plain)))
-        ticket = runner.launch(step)
-        ticket.sample([mask] * len(step.masked))
-        ticket.result()
-    progress(1.0)
-    if isinstance(runner, ModelRunner):
-        return _longest_context_bytes(model, config)
-    return 0 if runner.graphs is None else runner.graphs.num_bytes
+    return [peak, *(_step([size], 1, SamplingParams(temperature=0), config.block_size) for size in sizes)]
 
 
 def _step(lengths: list[int], num_sampled: int, sampling: SamplingParams, block_size: int) -> StepInput:

@@ -126,17 +126,23 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
 
     from fastgen.model.native import load_on_gpu
     from fastgen.runner.device import choose_cache_dtype, choose_device, choose_dtype
+    from fastgen.runner.kernel_compilation import KernelCompilation, first_launches
 
     device, dtype = choose_device(config), choose_dtype(config)
     log.info("GPU %s; Triton kernels, enqueued one step ahead of the host", torch.cuda.get_device_name(device))
-    return load_on_gpu(
+    cache_dtype = choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device))
+    launches = partial(first_launches, source.architecture, device, dtype, cache_dtype, config)
+    compilation = KernelCompilation(launches)
+    model = load_on_gpu(
         source,
         device,
         dtype,
-        cache_dtype=choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device)),
+        cache_dtype=cache_dtype,
         max_model_length=config.max_model_length,
         progress=partial(progress, "loading weights"),
     )
+    compilation.wait(partial(progress, "compiling kernels"))
+    return model
 
 
 def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:

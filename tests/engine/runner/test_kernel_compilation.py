@@ -1,0 +1,150 @@
+"""Kernels are compiled while weights are read: exactly those that the first steps then need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import KernelInterface
+
+from fastgen.model.native import load_on_gpu
+from fastgen.model.source import ModelSource
+from fastgen.runner import kernel_compilation
+from fastgen.runner.device import run_first_steps
+from fastgen.runner.kernel_compilation import KernelCompilation, Launch, first_launches
+from fastgen.runner.loader import gpu_runner
+from fastgen.settings import EngineConfig
+from support.kernel_keys import KernelKeys, key_of
+from support.simulated_graphs import SimulatedCapture
+from support.tiny_models import saved
+
+CPU = torch.device("cpu")
+# Of float16 the interpreter computes what a GPU does; of bfloat16 it needs other constants.
+DTYPE = torch.float16
+LONGEST = 160
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU whose streams and events do nothing."""
+    for name in ("Stream", "Event", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    return torch.device("cuda", 0)
+
+
+def launches_of(source: ModelSource, gpu: torch.device, config: EngineConfig) -> list[Launch]:
+    return first_launches(source.architecture, gpu, DTYPE, DTYPE, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-moe"])
+def test_the_kernels_of_all_first_steps_are_compiled_and_no_others(
+    family: str, gpu: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ModelSource.open(str(saved(family, tmp_path)))
+    config = EngineConfig(
+        model="", device="cuda", token_budget=300, max_sequences=8, max_model_length=LONGEST, block_size=16
+    )
+    compiled = {key_of(each.kernel, *each.arguments, **each.options) for each in launches_of(source, gpu, config)}
+    monkeypatch.setattr("fastgen.runner.graphs.CUDAGraphCapture", lambda _device: SimulatedCapture())
+    model = load_on_gpu(source, CPU, DTYPE, max_model_length=LONGEST, progress=lambda _fraction: None)
+    with KernelKeys() as needed:
+        run_first_steps(model, config, gpu_runner)
+    assert {name for name, _ in needed.keys} >= {"paged_attention_kernel", "_process_logits"}
+    assert sorted(compiled) == sorted(needed.keys)
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let Triton compile for a GPU that is not there."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    active = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+    )
+    driver.set_active(active)
+    yield
+    driver.set_active(None)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def first(x, count: triton.language.constexpr):  # type: ignore[no-untyped-def]
+    triton.language.store(x, count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def second(x, count: triton.language.constexpr):  # type: ignore[no-untyped-def]
+    triton.language.store(x + 1, count)
+
+
+@triton.jit
+def broken(x):  # type: ignore[no-untyped-def]
+    triton.language.store(x, 1 // 0)
+
+
+def launch(kernel: object, *constants: int) -> Launch:
+    return Launch(kernel, [triton.MockTensor(torch.int32), *constants], {"num_warps": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("target")
+def test_kernels_are_compiled_in_threads_and_a_broken_one_stops_no_other() -> None:
+    progress = Mock()
+    launches = [launch(first, 1), launch(broken), launch(first, 2), launch(second, 1), launch(first, 1)]
+    KernelCompilation(lambda: launches).wait(progress)
+    compiled = [kernel for each in (first, second) for kernel in each.device_caches[0][0].values()]
+    assert len(compiled) == 3
+    assert all(kernel.asm["cubin"] for kernel in compiled)
+    assert progress.mock_calls[-1].args == (1.0,)
+
+
+def test_without_the_launches_kernels_are_compiled_when_steps_need_them(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "fastgen.model"):
+        KernelCompilation(Mock(side_effect=RuntimeError("no fake tensors"))).wait(lambda _fraction: None)
+    assert caplog.messages == ["kernels are compiled one by one, when steps need them: no fake tensors"]
+
+
+def test_the_weights_are_read_meanwhile() -> None:
+    begun, read = threading.Event(), threading.Event()
+
+    def launches() -> list[Launch]:
+        begun.set()
+        assert read.wait(10)
+        return []
+
+    compilation, progress = KernelCompilation(launches), Mock()
+    assert begun.wait(10)
+    threading.Timer(0.3, read.set).start()
+    compilation.wait(progress)
+    began, *_, ended = [call.args for call in progress.mock_calls]
+    assert (began, ended) == ((0.0,), (1.0,))
+
+
+class Kernel(KernelInterface):  # type: ignore[misc]
+    """Records what is launched."""
+
+    def __init__(self) -> None:
+        self.run = Mock()
+
+
+def test_launches_of_other_threads_run() -> None:
+    """Another model of the same process may be serving."""
+    kernel, recorded = Kernel(), list[Launch]()
+    with kernel_compilation._launching(recorded):
+        kernel[(1,)](7)
+        other = threading.Thread(target=lambda: kernel[(2,)](8))
+        other.start()
+        other.join()
+    kernel[(3,)](9)
+    assert [each.arguments for each in recorded] == [[7]]
+    assert [(call.args, call.kwargs["grid"]) for call in kernel.run.mock_calls] == [((8,), (2,)), ((9,), (3,))]

@@ -12,7 +12,7 @@ import pytest
 
 from chart_files.files import ROOT
 
-PRODUCT = ("engine/fastgen", "operator/fastgen_operator")
+PRODUCT = ("engine/fastgen", "operator/fastgen_operator", "charts/dashboards")
 MOST_FILES = 4
 
 # A name that an earlier change of the kind introduced, as a pattern, and what NAME was then. The files of code that
@@ -20,7 +20,7 @@ MOST_FILES = 4
 EXAMPLES = {
     "add a sampling parameter": ("typical_p|TYPICAL_P", ""),
     "add a model family": ("gemma2", ""),
-    "add a metric of each step": ("swapped_out", ""),
+    "add a metric of each step": ("swapped_out|fastgen_preemptions_total", ""),
     "add a tool-call format": ("qwen3_coder|Qwen3Coder", "qwen3_coder"),
     "add an autoscaling signal and its reason": ("kv_used|KVCacheFull", ""),
     "add a condition": ("pods_restricted|PODS_RESTRICTED|PodsRestricted", "pods_restricted"),

@@ -7,7 +7,7 @@ use. Why the download does not simply request what a replica requests: docs/deci
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
@@ -19,6 +19,8 @@ _HOST: Final = "kubernetes.io/hostname"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 # More nodes do not help the scheduler to find one.
 _MOST_NODES: Final = 200
+# Prefix of the taints of nodes that are cordoned, not ready or under pressure.
+_OF_NODES: Final = "node.kubernetes.io/"
 _ZERO: Final = Decimal(0)
 
 
@@ -58,7 +60,8 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     """Return where a replica with this pod spec can run.
 
     Nodes that the replica's node selector, node affinity or tolerations exclude do not count, nor those that are too
-    small for it; what other pods use is ignored. If there is no such node, taints named like an extended resource of
+    small for it; what other pods use is ignored. A RuntimeClass adds tolerations, a node selector and an overhead to
+    both pods alike, so the scheduler knows them. If there is no such node, taints named like an extended resource of
     the replica are tolerated. If there is still none, the download requests these resources: then an autoscaler of the
     cluster adds a node that has them.
 
@@ -72,7 +75,7 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     # kubernetes.io, "Admission Controllers", ExtendedResourceToleration.
     alternatives: tuple[tuple[str, ...], ...] = ((), tuple(sorted(extended)))
     for tolerated in alternatives:
-        open_nodes = [node for node in chosen if _is_tolerated(replica, node, tolerated)]
+        open_nodes = [node for node in chosen if _is_tolerated(replica, node, tolerated, extended)]
         fitting = [node for node in open_nodes if _has_room(node, wanted)]
         if fitting and len(fitting) == len(nodes):
             return ANYWHERE
@@ -149,9 +152,15 @@ def _is_met(requirement: Mapping[str, Any], value: str | None) -> bool:
     return False
 
 
-def _is_tolerated(pod: Object, node: Object, more: Sequence[str]) -> bool:
-    """Return whether the pod, or one that also tolerates the taints with the keys `more`, may be scheduled."""
+def _is_tolerated(pod: Object, node: Object, more: Sequence[str], extended: Collection[str]) -> bool:
+    """Return whether the pod, or one that also tolerates the taints with the keys `more`, may be scheduled.
+
+    A pod with a RuntimeClass may be: its class can tolerate all taints except those of extended resources, and of nodes
+    that accept no pods.
+    """
     taints = [taint for taint in node.get("spec", {}).get("taints", ()) if taint["effect"] != "PreferNoSchedule"]
+    if pod.get("runtimeClassName"):
+        taints = [taint for taint in taints if taint["key"] in extended or taint["key"].startswith(_OF_NODES)]
     given = pod.get("tolerations", ())
     return all(taint["key"] in more or any(_tolerates(each, taint) for each in given) for taint in taints)
 

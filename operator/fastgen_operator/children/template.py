@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 from fastgen_operator.api import PodTemplate, Spec
@@ -17,8 +18,15 @@ from fastgen_operator.objects.container import ENGINE_CONTAINER
 
 _PATH: Final = "spec.podTemplate.spec"
 # How the API server names a field of a Deployment's pod template in a rejection, with or without a leading dot.
-_TEMPLATE_FIELD: Final = re.compile(r"\.?\bspec\.template\.(spec|metadata|labels|annotations)\b(\S*)")
-_AFFINITY: Final = ".affinity"
+_TEMPLATE_FIELD: Final = re.compile(r"\.?\bspec\.template\.(spec|metadata|labels|annotations)\b(\S*?)(?=:?(?:\s|$))")
+# Fields of a container that the spec has fields of its own for: the engine's, and those of the download.
+_OF_CONTAINERS: Final = re.compile(r"\.(containers|initContainers)\[0\]\.(image|resources)\b(\S*)")
+_SOURCES: Final = {
+    ("containers", "image"): ("engine", "image"),
+    ("containers", "resources"): ("resources",),
+    ("initContainers", "image"): ("engine", "image"),
+    ("initContainers", "resources"): ("model", "download", "resources"),
+}
 
 
 class TemplateRefused(ValueError):
@@ -57,25 +65,44 @@ def build_template(desired: Desired) -> Object:
 def explain_refusal(refusal: str, spec: Spec) -> str | None:
     """Return why the API server rejected a Deployment, naming the resource's field, not the Deployment's.
 
-    None if no field of the resource is the cause: only `spec.podTemplate` and `spec.scheduling.affinity` reach the
-    Deployment unchecked.
+    None if no field of the resource is the cause.
 
     Args:
         refusal: the API server's message.
     """
-    field = _TEMPLATE_FIELD.search(refusal)
-    patch = spec.pod_template or PodTemplate()
-    if field is None:
+    if (field := _TEMPLATE_FIELD.search(refusal)) is None:
         return None
     part, rest = field.groups()
-    if part == "spec" and rest.startswith(_AFFINITY) and "affinity" not in (patch.spec or {}):
-        place = f"spec.scheduling{rest}" if spec.scheduling.affinity is not None else None
-    else:
-        place = f"spec.podTemplate.{part}{rest}" if spec.pod_template is not None else None
-    if place is None:
+    places = _places(rest, spec) if part == "spec" else []
+    if not places and spec.pod_template is not None:
+        places = [f"spec.podTemplate.{part}{rest}"]
+    if not places:
         return None
-    words = f"{place}{refusal[field.end() :]}"
+    words = f"{' or '.join(places)}{refusal[field.end() :]}"
     return f"{words}: correct or remove the field; the pods stay unchanged"
+
+
+def _places(path: str, spec: Spec) -> list[str]:
+    """Return the fields of the resource that a field of the pod's spec may come from, of those that are set.
+
+    Args:
+        path: path in the pod's spec, such as `.tolerations[0].operator`; empty for all of it.
+    """
+    name = path.removeprefix(".").partition(".")[0].partition("[")[0]
+    patch = (spec.pod_template or PodTemplate()).spec or {}
+    found = [f"{_PATH}{path}"] if name in patch else []
+    sources: list[tuple[tuple[str, ...], str]] = [(("scheduling", name), path.removeprefix(f".{name}"))]
+    if (of_container := _OF_CONTAINERS.match(path)) is not None:
+        kind, field, rest = of_container.groups()
+        sources.append((_SOURCES[kind, field], rest))
+    given = spec.model_dump(by_alias=True, exclude_defaults=True)
+    return found + [f"spec.{'.'.join(names)}{rest}" for names, rest in sources if _has(given, names)]
+
+
+def _has(fields: Object, names: Sequence[str]) -> bool:
+    """Return whether the field at this path is set."""
+    first, *rest = names
+    return first in fields and (not rest or _has(fields[first] or {}, rest))
 
 
 def _colocated(name: str, pod: Object, patch: PodTemplate) -> Object:

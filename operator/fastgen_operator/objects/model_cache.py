@@ -24,6 +24,14 @@ class Job(Stored):
         return self.condition("Complete").get("status") == "True" or DOWNLOADED_ANNOTATION in self.annotations
 
     @cached_property
+    def failure(self) -> str | None:
+        """Why it has ended without success, for example by a deadline that admission added; None if it has not."""
+        condition = self.condition("Failed")
+        if self.is_complete or condition.get("status") != "True":
+            return None
+        return f"{condition.get('reason') or 'Failed'}: {condition.get('message') or 'no reason given'}"
+
+    @cached_property
     def is_suspended(self) -> bool:
         """Whether it is suspended: its controller starts no pod."""
         return self.condition("Suspended").get("status") == "True"
@@ -51,6 +59,11 @@ class Claim(Stored):
     def size(self) -> str:
         """The size that it requests."""
         return str(self.spec.get("resources", {}).get("requests", {}).get("storage", "0"))
+
+    @cached_property
+    def capacity(self) -> str:
+        """The size of its volume, which is smaller than `size` until it has grown; empty without a volume."""
+        return str(self.status.get("capacity", {}).get("storage", ""))
 
     @cached_property
     def is_bound(self) -> bool:

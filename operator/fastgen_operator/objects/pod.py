@@ -174,13 +174,16 @@ class Pod(Stored):
 
     @cached_property
     def unschedulable(self) -> str | None:
-        """The scheduler's message if it found no node, else None."""
-        return self._unscheduled("Unschedulable")
+        """The scheduler's message if it found no node, or could not bind the pod to one; else None.
+
+        Other schedulers have other reasons for that than kube-scheduler (Unschedulable, SchedulerError).
+        """
+        return None if self._is_gated else self.no_node or None
 
     @cached_property
     def gate(self) -> str | None:
         """Which scheduling gate holds it back, and the remedy; None if no scheduling gate does."""
-        if self._unscheduled("SchedulingGated") is None:
+        if not self._is_gated:
             return None
         gates = [str(gate["name"]) for gate in self.spec.get("schedulingGates", ())]
         message = f"held by the scheduling gate {' and '.join(gates) or 'of another controller'}"
@@ -211,16 +214,14 @@ class Pod(Stored):
             f"{self.node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
         )
 
-    def _unscheduled(self, reason: str) -> str | None:
-        """Return the message of the condition PodScheduled if it is False for that reason, else None."""
+    @property
+    def _is_gated(self) -> bool:
         condition = self.condition("PodScheduled")
-        if condition.get("status") != "False" or condition.get("reason") != reason:
-            return None
-        return str(condition.get("message", ""))
+        return (condition.get("status"), condition.get("reason")) == ("False", "SchedulingGated")
 
 
 def unschedulable_pods(pods: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Return the pods for which the scheduler found no node, without those that are being deleted."""
+    """Return the pods that the scheduler could not bind to a node, without those that are being deleted."""
     return tuple(pod for pod in pods if pod.unschedulable is not None and not pod.is_terminating)
 
 

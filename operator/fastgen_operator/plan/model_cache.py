@@ -13,7 +13,7 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.download_placement import ANYWHERE, Placement, placement_of
 from fastgen_operator.children.model_cache import build_fetch_job
 from fastgen_operator.children.model_volume import VOLUME
-from fastgen_operator.kinds import JOB, Object
+from fastgen_operator.kinds import CLAIM, JOB, Object
 from fastgen_operator.labels_and_annotations import MODEL_ANNOTATION
 from fastgen_operator.objects.container import FETCH_CONTAINER
 from fastgen_operator.objects.model_cache import Claim, Job
@@ -51,11 +51,13 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
     """Return the download that the spec's model needs, and the pod template until it is complete.
 
     Args:
-        template: the pod template of the spec; None if it cannot be used: then the live one and all Jobs are kept.
+        template: the pod template of the spec; None if it cannot be used: then the live one and all Jobs are kept. So
+            they are if another owner has a claim of the cache's name: an author may name the cache's own claim without
+            a right on it, and must not reach that of others.
     """
     observed = situation.observed
     live = None if observed.deployment is None else observed.deployment.template
-    if template is None:
+    if template is None or (desired.spec.cache is not None and _is_claim_taken(observed)):
         return DownloadPlan(live, kept_jobs=frozenset(job.name for job in observed.jobs))
     if not situation.spec.is_preloaded:
         return DownloadPlan(template)
@@ -80,6 +82,11 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
     if observed.child(JOB, name_of(job)) is not None:
         return DownloadPlan(held, None, frozenset({name_of(job)}))
     return DownloadPlan(held, job)
+
+
+def _is_claim_taken(observed: Observed) -> bool:
+    found = observed.child(CLAIM)
+    return found is not None and not observed.owns(found)
 
 
 def _same_download(job: Object, observed: Observed) -> Job | None:

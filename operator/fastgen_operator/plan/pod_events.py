@@ -19,6 +19,7 @@ PATIENCE: Final = timedelta(seconds=2)
 _PROGRESS: Final = ("SuccessfulAttachVolume", "Pulling", "Pulled", "Created", "Started")
 # A warning that is not repeated may no longer apply. The attach controller records each of its own only once.
 _REPEATED: Final = 2
+_DEVICES: Final = "FailedPrepareDynamicResources"
 # The kubelet says this in addition to the cause.
 _VAGUE: Final = "Unable to attach or mount volumes"
 # The attach controller says this of a volume that another node has.
@@ -52,19 +53,27 @@ def failure_in_events(pod: Pod, events: Iterable[Object]) -> Failure | None:
     progress = max((_time(event) for event in mine if event.get("reason") in _PROGRESS), default=None)
     warnings = [event for event in mine if event.get("type") == "Warning"]
     recent = [event for event in warnings if progress is None or _time(event) >= progress]
+    # Causes before their effects. Source: k8s.io/kubernetes/pkg/kubelet/events/event.go, and the attach controller.
     return (
         _failure("FailedAttachVolume", 1, "a volume cannot be attached to its node", pod, recent)
         or _failure("FailedMount", _REPEATED, "a volume cannot be mounted", pod, recent)
+        or _failure("FailedMount", _REPEATED, "a block volume cannot be mapped", pod, recent, "FailedMapVolume")
+        or _failure("FailedCreatePodSandBox", _REPEATED, "its node has no network", pod, recent, "NetworkNotReady")
         or _failure("FailedCreatePodSandBox", _REPEATED, "its network or sandbox cannot be created", pod, recent)
+        or _failure("ContainerNotCreated", _REPEATED, "its devices cannot be prepared", pod, recent, _DEVICES)
     )
 
 
 def lacks_pods(job: Job, pods: Iterable[Pod], at: datetime) -> bool:
-    """Return whether the Job is neither suspended nor finished, but after `PATIENCE` has none of these pods."""
+    """Return whether the Job is neither suspended nor finished, but after `PATIENCE` has none of these pods.
+
+    Evicted pods do not count: the Job has to start another one.
+    """
     conditions = job.status.get("conditions", ())
     if job.spec.get("suspend") or any(condition["status"] == "True" for condition in conditions):
         return False
-    return not any(pod.controller == job.uid for pod in pods) and _has_waited(job.created, at)
+    remaining = (pod for pod in pods if pod.phase != "Failed")
+    return not any(pod.controller == job.uid for pod in remaining) and _has_waited(job.created, at)
 
 
 def refusal_in_events(job: Job, events: Iterable[Object]) -> Failure | None:
@@ -88,8 +97,17 @@ def _has_waited(created: str, at: datetime) -> bool:
     return abs(at - datetime.fromisoformat(created)) >= PATIENCE
 
 
-def _failure(reason: str, count: int, words: str, pod: Pod, warnings: Sequence[Object]) -> Failure | None:
-    found = [event for event in warnings if event.get("reason") == reason and _count(event) >= count]
+def _failure(
+    reason: str, count: int, words: str, pod: Pod, warnings: Sequence[Object], of_events: str = ""
+) -> Failure | None:
+    """Return the failure that repeated warnings name, in a condition's words.
+
+    Args:
+        count: how often a warning is repeated at least.
+        of_events: the reason of the Events, if it is another one than the condition's.
+    """
+    name = of_events or reason
+    found = [event for event in warnings if event.get("reason") == name and _count(event) >= count]
     if not found:
         return None
     # In an order that does not depend on time, so that the message stays.

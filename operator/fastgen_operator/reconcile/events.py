@@ -12,6 +12,7 @@ from fastgen_operator.kinds import Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.reconcile.backoff import is_within
+from fastgen_operator.status.conditions.condition import shortened
 from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Recorder:
         event = {
             "type": notice.type,
             "reason": notice.reason,
-            "message": notice.message[:_MESSAGE_LIMIT],
+            "message": shortened(notice.message, _MESSAGE_LIMIT),
             "firstTimestamp": now.isoformat(),
             "lastTimestamp": now.isoformat(),
         }

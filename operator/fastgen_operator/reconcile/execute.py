@@ -266,9 +266,11 @@ def _contended(apply: Apply, lost: str, live: Object | None) -> Problem:
     doing = "deleting" if lost == _EVERYTHING else f"changing {lost} of"
     managers = () if live is None else foreign_managers(live)
     by = f", as field manager {' or '.join(managers)}" if managers else ""
+    is_scaled = lost == "spec.replicas"
+    remedy = "; a HorizontalPodAutoscaler must scale the FastGenDeployment, not its Deployment" if is_scaled else ""
     return Problem(
         "Contended",
         f"another writer keeps {doing} {apply.kind.name} {name}{by}: restored {FREE_RESTORES} times "
         f"within an hour, and now with a growing backoff; to find the other writer, run "
-        f"kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml",
+        f"kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml{remedy}",
     )

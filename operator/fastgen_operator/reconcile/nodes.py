@@ -25,20 +25,26 @@ class Nodes:
 
     client: KubeClient
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _found: tuple[datetime, tuple[Object, ...]] | None = None
+    _found: tuple[datetime, tuple[Object, ...] | KubeError] | None = None
 
     def read(self, now: datetime) -> tuple[Object, ...]:
         """Return the nodes, reduced to what `children/download_placement.py` reads; none without the right to list.
 
-        A list is reused for `TRUST`.
+        A list is reused for `TRUST`, and so is a failure: workers that waited for it do not wait once more each.
 
         Raises:
             KubeError: the API server failed.
         """
         with self._lock:
             if self._found is None or not is_within(TRUST, self._found[0], now):
-                self._found = now, self._list()
-            return self._found[1]
+                try:
+                    self._found = now, self._list()
+                except KubeError as error:
+                    self._found = now, error
+            found = self._found[1]
+        if isinstance(found, KubeError):
+            raise found
+        return found
 
     def _list(self) -> tuple[Object, ...]:
         try:

@@ -19,6 +19,8 @@ VOLUME_MISSING: Final = (
     "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
     # persistentvolumeclaim "NAME" not found, or is being deleted, or bound to non-existent persistentvolume "NAME"
     "persistentvolumeclaim ",
+    # The volume was not provisioned in time on the node that the scheduler had chosen (WaitForFirstConsumer).
+    "binding volumes: ",
 )
 INSUFFICIENT: Final = "Insufficient "
 

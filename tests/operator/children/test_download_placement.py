@@ -40,6 +40,11 @@ SMALL = node("c", memory="1Gi")
 TAINTED = node("t", gpu="2", taints=[taint(GPU, "present")])
 
 
+SANDBOX = node("s", gpu="2", taints=[taint("sandbox.gke.io/runtime", "gvisor")])
+CORDONED = node("o", gpu="2", taints=[taint("node.kubernetes.io/unschedulable")])
+SANDBOXED: Object = {**ONE_GPU, "scheduling": {"runtimeClassName": "gvisor"}}
+
+
 def affine(*terms: Object) -> Object:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
     return {"scheduling": {"affinity": {"nodeAffinity": required}}}
@@ -78,6 +83,10 @@ def needs(key: str, operator: str, *values: str) -> Object:
             Placement(("host-t",)),
         ),
         (ONE_GPU, [node("e", gpu="1", taints=[taint("other")])], Placement(requests={GPU: "1"})),
+        # A RuntimeClass may add tolerations to both pods, but hardly of an extended resource or a cordoned node.
+        (SANDBOXED, [WITH, SANDBOX, WITHOUT], Placement(("host-a", "host-s"))),
+        (SANDBOXED, [TAINTED, WITHOUT], Placement(("host-t",), (GPU,))),
+        (SANDBOXED, [CORDONED, WITHOUT], Placement(requests={GPU: "1"})),
         (
             ONE_GPU,
             [node("e", gpu="1", taints=[taint("o", effect="PreferNoSchedule")]), WITHOUT],

@@ -9,13 +9,13 @@ import pytest
 
 from cluster.commands import CommandError
 from fastgen_operator.children.pod_security import broken_rules
-from fastgen_operator.children.template import TemplateRefused, build_template
+from fastgen_operator.children.template import TemplateRefused, build_template, explain_refusal
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.table import all_conditions
 from harness.insecure import INSECURE, context, of_engine
-from harness.objects import ANY_TEMPLATE, desired_of, observed, pod, situation, stored
+from harness.objects import ANY_TEMPLATE, desired_of, observed, pod, situation, spec_of, stored
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
@@ -73,6 +73,84 @@ def test_a_template_that_breaks_the_engine_is_rejected_with_the_field_and_the_re
         merged(**patch)
     assert str(refused.value).startswith("spec.podTemplate.spec")
     assert words in str(refused.value)
+
+
+# Words of the API server about a Deployment, and the field that it names then.
+TOO_MANY = 'Deployment.apps "chat" is invalid: spec.template.spec.{}: Invalid value: "x": not allowed'
+TYPED = (
+    "failed to create typed patch object (s/chat; apps/v1, Kind=Deployment): .spec.template.spec.{}: duplicate entries"
+)
+SCHEDULING: Object = {
+    "nodeSelector": {"a": "b"},
+    "tolerations": [{"operator": "Exists", "value": "x"}],
+    "topologySpreadConstraints": [{"topologyKey": "zone"}],
+    "priorityClassName": "High",
+    "runtimeClassName": "Kata",
+}
+SOURCES: list[tuple[Object, str, str | None]] = [
+    ({"scheduling": SCHEDULING}, TOO_MANY.format("tolerations[0].operator"), "spec.scheduling.tolerations[0].operator"),
+    ({"scheduling": SCHEDULING}, TOO_MANY.format("nodeSelector"), "spec.scheduling.nodeSelector"),
+    ({"scheduling": SCHEDULING}, TOO_MANY.format("priorityClassName"), "spec.scheduling.priorityClassName"),
+    ({"scheduling": SCHEDULING}, TOO_MANY.format("runtimeClassName"), "spec.scheduling.runtimeClassName"),
+    (
+        {"scheduling": SCHEDULING},
+        TYPED.format("topologySpreadConstraints"),
+        "spec.scheduling.topologySpreadConstraints",
+    ),
+    # A template does not take the blame for fields that it does not have.
+    (
+        {"scheduling": SCHEDULING, "podTemplate": {"spec": {"hostname": "x"}}},
+        TOO_MANY.format("nodeSelector"),
+        "spec.scheduling.nodeSelector",
+    ),
+    (
+        {"scheduling": SCHEDULING, "podTemplate": {"spec": {"nodeSelector": {"c": "d"}}}},
+        TOO_MANY.format("nodeSelector"),
+        "spec.podTemplate.spec.nodeSelector or spec.scheduling.nodeSelector",
+    ),
+    (
+        {"engine": {"device": "cpu", "image": " a"}},
+        TOO_MANY.format("containers[0].image"),
+        "spec.engine.image",
+    ),
+    (
+        {"resources": {"limits": {"gpus": 1}}},
+        TOO_MANY.format("containers[0].resources.limits[gpus]"),
+        "spec.resources.limits[gpus]",
+    ),
+    (
+        {"model": {"source": "hf://a/b", "download": {"resources": {"limits": {"disk": 1}}}}},
+        TOO_MANY.format("initContainers[0].resources.limits[disk]"),
+        "spec.model.download.resources.limits[disk]",
+    ),
+    # The volume is missing because the template removes it.
+    (
+        {"podTemplate": {"spec": {"volumes": None}}},
+        TOO_MANY.format("containers[0].volumeMounts[0].name"),
+        "spec.podTemplate.spec.containers[0].volumeMounts[0].name",
+    ),
+    (
+        {"podTemplate": {"spec": {"volumes": None}}},
+        'Deployment.apps "chat" is invalid: spec.template.spec: Forbidden: no',
+        "spec.podTemplate.spec",
+    ),
+    ({}, TOO_MANY.format("containers[0].image"), None),
+    ({}, 'deployments.apps "chat" is forbidden: exceeded quota: none', None),
+]
+
+
+@pytest.mark.parametrize(("spec", "refusal", "field"), SOURCES)
+def test_a_refusal_of_the_deployment_names_the_field_that_its_author_set(
+    spec: Object, refusal: str, field: str | None
+) -> None:
+    found = explain_refusal(refusal, spec_of(stored(**spec)))
+    if field is None:
+        assert found is None
+        return
+    assert found is not None
+    assert f"{field}: " in found, found
+    assert "spec.template" not in found
+    assert found.endswith(": correct or remove the field; the pods stay unchanged")
 
 
 def test_an_empty_template_is_none() -> None:

@@ -310,6 +310,35 @@ def test_each_kind_of_source_is_mounted_read_only_for_the_engine(source: str, pa
     assert volumes == ([] if volume is None else [{"name": "models", **volume}])
 
 
+# What an author may set beside spec.cache without a right on any claim: the policy takes that name for the cache's own.
+THEIRS: Object = {
+    "spec": {
+        "volumes": [
+            {"name": "models", "persistentVolumeClaim": {"$patch": "delete"}, "emptyDir": {}},
+            {"name": "theirs", "persistentVolumeClaim": {"claimName": "chat"}},
+        ],
+        "containers": [{"name": "engine", "volumeMounts": [{"name": "theirs", "mountPath": "/theirs"}]}],
+    }
+}
+
+
+@pytest.mark.parametrize("spec", [{"cache": {"preload": False}}, {}, {"podTemplate": THEIRS}])
+def test_a_claim_of_another_owner_is_not_mounted_although_it_has_the_name_of_the_cache(spec: Object) -> None:
+    """A resource with a Deployment gets a cache later, and its name is that of a claim that somebody else uses."""
+    before = carried_out(Observed(resource=stored(model={"source": HUB})))
+    assert before.deployment is not None
+    foreign: Object = {"metadata": {"name": "chat", "uid": "theirs", "labels": {}}, "spec": {}}
+    seen = replace(before, resource=cached(**spec)).with_child(CLAIM, foreign)
+    plan = plan_of(seen, nodes=())
+    assert plan.problem is not None
+    assert plan.problem.reason == "NameTaken"
+    assert "a PersistentVolumeClaim named chat exists" in plan.problem.message
+    assert CLAIM not in [apply.kind for apply in plan.applies]
+    assert JOB not in [apply.kind for apply in plan.applies]
+    templates = [apply.manifest["spec"]["template"] for apply in plan.applies if apply.kind == DEPLOYMENT]
+    assert all(template == before.deployment.template for template in templates)
+
+
 def test_without_preload_the_pods_fill_the_volume() -> None:
     owner = cached(cache={"preload": False}, model={"secretName": "token"})
     seen = carried_out(Observed(resource=owner))
@@ -440,7 +469,9 @@ def fetching(container: Object, *, where: str = "containerStatuses", **more: Any
     """Return a pod whose download container has this state."""
     status = {"name": "fetch", "image": "e", "ready": False, "restartCount": 0, **container}
     statuses: Object = {where: [status]}
-    return pod(**statuses, **more)
+    found = pod(**statuses, **more)
+    found["metadata"]["labels"][OWNER_LABEL] = "chat_fetch"
+    return found
 
 
 def ended(code: int, words: str) -> Object:
@@ -454,6 +485,33 @@ def waiting(reason: str, message: str = "") -> Object:
 
 BACK_OFF = waiting("CrashLoopBackOff", "back-off")
 NO_ROOM = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+NO_VOLUME = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+CONFLICT = 'running Bind plugin "DefaultBinder": Operation cannot be fulfilled on pods/binding "x"'
+
+
+def failing_scheduler(words: str) -> Object:
+    """Return a pod that the scheduler could not bind to the node that it had chosen."""
+    found = pod(scheduled=words)
+    found["status"]["conditions"][-1]["reason"] = "SchedulerError"
+    return found
+
+
+def evicted(*, name: str = "x", created: str = "2026-01-01T00:00:01Z") -> Object:
+    """Return an evicted pod: its container is reported as killed."""
+    words = "The node was low on resource: ephemeral-storage."
+    unknown = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "startedAt": None}}
+    found = fetching({"state": unknown}, name=name, phase="Failed", reason="Evicted", message=words)
+    found["metadata"]["creationTimestamp"] = created
+    return found
+
+
+def with_init(container: Object, *, native: bool = False) -> Object:
+    """Return a pod of the Job with an injected init container, before the download starts; or a native sidecar."""
+    found = fetching({"name": "istio-init", "image": "proxy:1", **container}, where="initContainerStatuses")
+    policy = {"restartPolicy": "Always"} if native else {}
+    found["spec"]["initContainers"] = [{"name": "istio-init", "image": "proxy:1", **policy}]
+    return found
+
 
 # Pods of the download; status and reason of the condition; part of its message.
 TABLE: list[tuple[str, list[Object], str, str, str]] = [
@@ -461,6 +519,65 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
     ("a pod without a status", [pod()], "Unknown", "Downloading", HUB),
     ("it runs", [fetching({"state": {"running": {}}})], "Unknown", "Downloading", HUB),
     ("no node", [pod(scheduled=NO_ROOM)], "False", "VolumeNotBound", NO_ROOM),
+    # WaitForFirstConsumer: the scheduler has chosen a node, and the provisioner makes no volume there.
+    ("no volume", [failing_scheduler(NO_VOLUME)], "False", "VolumeNotBound", NO_VOLUME),
+    ("a conflict", [failing_scheduler(CONFLICT)], "False", "Unschedulable", CONFLICT),
+    (
+        "evicted",
+        [evicted()],
+        "False",
+        "DownloadFailed",
+        "Evicted: The node was low on resource: ephemeral-storage.; the",
+    ),
+    (
+        "evicted twice: the newest pod is described",
+        [evicted(name="a", created="2026-01-01T00:00:02Z"), evicted(name="b")],
+        "False",
+        "DownloadFailed",
+        "pod chat-new-a: Evicted",
+    ),
+    (
+        "evicted, and goes on",
+        [evicted(), fetching({"state": {"running": {}}}, name="y")],
+        "Unknown",
+        "Downloading",
+        HUB,
+    ),
+    (
+        "evicted, and waits for a node",
+        [evicted(), pod(scheduled=NO_ROOM, name="y")],
+        "False",
+        "VolumeNotBound",
+        "pod chat-new-y waits",
+    ),
+    (
+        "a container that cannot be created",
+        [fetching({"state": waiting("CreateContainerError", "context deadline exceeded")})],
+        "False",
+        "DownloadFailed",
+        "container fetch cannot be created: context deadline exceeded",
+    ),
+    (
+        "an injected init container that crashes",
+        [with_init({"state": BACK_OFF, "lastState": ended(126, "iptables: Permission denied"), "restartCount": 4})],
+        "False",
+        "DownloadFailed",
+        "init container istio-init ended with exit code 126 (Error); last log line: fastgen: error: iptables",
+    ),
+    (
+        "the image of a native sidecar",
+        [with_init({"state": waiting("ImagePullBackOff", "not found")}, native=True)],
+        "False",
+        "DownloadFailed",
+        "of sidecar istio-init cannot be pulled: not found",
+    ),
+    (
+        "an injected init container that runs",
+        [with_init({"state": {"running": {}}})],
+        "Unknown",
+        "Downloading",
+        HUB,
+    ),
     ("no image", [fetching({"state": waiting("ErrImagePull", "gone")})], "False", "DownloadFailed", "pulled: gone"),
     (
         "no secret",
@@ -484,7 +601,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         [fetching({"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}})],
         "False",
         "DownloadFailed",
-        "exit code 137 (OOMKilled)",
+        "exit code 137 (OOMKilled): raise spec.model.download.resources.limits.memory",
     ),
     (
         "tried again",
@@ -505,6 +622,39 @@ def test_model_cached_reports_the_state_of_the_download(
     assert (found.status, found.reason) == (status, reason)
     assert words in found.message
     assert (ready.status, ready.reason) == (status, reason), "the cause comes before what follows from it"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"),
+    [
+        ("1Gi", "full: raise spec.cache.size"),
+        ("1024Mi", "full: raise spec.cache.size"),
+        ("512Mi", "full: the volume chat has not grown from 512Mi to 1Gi yet"),
+    ],
+)
+def test_a_full_volume_that_does_not_grow_is_not_asked_to_grow_again(capacity: str, words: str) -> None:
+    seen = carried_out(Observed(resource=cached()))
+    claim = seen.child(CLAIM)
+    assert claim is not None
+    seen = seen.with_child(CLAIM, {**claim, "status": {"capacity": {"storage": capacity}}})
+    full = fetching({"state": BACK_OFF, "lastState": ended(5, "full")})
+    _, found = condition_of(replace(seen, fetch_pods=(Pod(full),)))
+    assert found.reason == "VolumeFull"
+    assert found.message.startswith(words)
+
+
+def test_a_download_that_something_else_has_ended_is_reported_with_the_remedy() -> None:
+    """Such as a deadline that a policy adds to every Job: it stays, and starts no pod any more."""
+    seen = carried_out(Observed(resource=cached()))
+    (job,) = jobs(seen)
+    late = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active too long"}
+    _, found = condition_of(seen.with_child(JOB, {**job, "status": {"conditions": [late]}}))
+    assert (found.status, found.reason) == ("False", "DownloadFailed")
+    name = job["metadata"]["name"]
+    assert found.message.startswith(f"Job {name} was ended: DeadlineExceeded: Job was active too long: ")
+    assert f"run kubectl delete job {name}" in found.message
+    _, found = condition_of(finished(seen))
+    assert found.reason == "Cached"
 
 
 def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
@@ -575,6 +725,37 @@ REFUSED = "the API server rejects the pod of Job fetch: "
         (
             'error looking up service account space/mine: serviceaccount "mine" not found',
             "correct spec.podTemplate.spec.serviceAccountName",
+        ),
+        # The requests and limits of the download have a ratio of 10.
+        (
+            "cpu max limit to request ratio per Container is 2, but provided ratio is 10.000000",
+            "set both in spec.model.download.resources",
+        ),
+        ("insufficient quota to match these scopes: [{PriorityClass In [high]}]", "spec.scheduling.priorityClassName"),
+        ('pod rejected: RuntimeClass "kata" not found', "correct spec.scheduling.runtimeClassName"),
+        (
+            "conflict: runtimeClass.scheduling.nodeSelector[pool] = a; pod.spec.nodeSelector[pool] = b",
+            "correct spec.scheduling.nodeSelector",
+        ),
+        ("pod node label selector conflicts with its namespace node label selector", "the namespace's annotations"),
+        (
+            "pod tolerations (possibly merged with namespace default ones) conflict with its namespace whitelist",
+            "correct spec.scheduling.tolerations",
+        ),
+        ("image policy webhook backend denied one or more images: unsigned", "spec.engine.image"),
+        (
+            'volume with secret.secretName="token" is not allowed because service account chat does not reference that '
+            "secret",
+            "name the Secret in the ServiceAccount",
+        ),
+        (
+            "ValidatingAdmissionPolicy 'costs' with binding 'costs' denied request: no label",
+            "in spec.podTemplate.metadata",
+        ),
+        (
+            'Internal error occurred: failed calling webhook "a.b": failed to call webhook: tls: failed to verify '
+            "certificate: x509: certificate has expired or is not yet valid",
+            "repair or remove the webhook",
         ),
         ("another reason", ""),
     ],

@@ -79,6 +79,17 @@ EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
     "again after progress": ([MOUNT, event("SuccessfulAttachVolume", second=9, kind="Normal")], "FailedMount", SECRET),
     "of an earlier pod": ([{**MOUNT, "involvedObject": {"uid": "another"}}], None, ""),
     "another warning": ([event("Unhealthy", "probe failed", count=5)], None, ""),
+    "a network that is not ready": (
+        [event("NetworkNotReady", "network is not ready: cni plugin not initialized", count=2)],
+        "FailedCreatePodSandBox",
+        "its node has no network: network is not ready: cni plugin",
+    ),
+    "devices of a claim": (
+        [event("FailedPrepareDynamicResources", "Failed to prepare dynamic resources: no driver", count=2)],
+        "ContainerNotCreated",
+        "its devices cannot be prepared: Failed",
+    ),
+    "a block volume": ([event("FailedMapVolume", "no device", count=2)], "FailedMount", "cannot be mapped: no device"),
     "a network": ([event("FailedCreatePodSandBox", "cni", count=2)], "FailedCreatePodSandBox", "cni"),
 }
 
@@ -113,6 +124,8 @@ def owned(uid: str) -> Object:
         (job(), [], True),
         (job(), [owned("another")], True),
         (job(), [owned("uid")], False),
+        # A pod that was evicted has no successor.
+        (job(), [{**owned("uid"), "status": {"phase": "Failed"}}], True),
         (job(suspend=True), [], False),
         (job(condition="Complete"), [], False),
         (job(condition="Failed"), [], False),

@@ -205,6 +205,7 @@ def test_a_delayed_restore_is_a_problem_that_names_the_field_and_how_to_find_the
     assert problem.reason == "Contended"
     assert "another writer keeps changing spec.replicas of Deployment chat" in problem.message
     assert "kubectl get deployments chat --show-managed-fields" in problem.message
+    assert problem.message.endswith("a HorizontalPodAutoscaler must scale the FastGenDeployment, not its Deployment")
     assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES
 
 

@@ -34,6 +34,7 @@ NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
 UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 CACHED = stored(model={"source": "hf://a/b"}, cache={"size": "1Gi"})
 ONE_NODE: Object = {"model": {"source": "hf://a/b"}, "cache": {"size": "1Gi"}, "resources": {"gpu": {"count": 1}}}
+UNBINDABLE = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
 TAINTED = "0/1 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}."
 SHARED = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared."
 NO_MEMORY = "0/1 nodes are available: 1 Insufficient memory"
@@ -53,13 +54,18 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def gated(*gates: str, queue: str | None = "gpus") -> Object:
-    """Return a pod behind these scheduling gates, in a queue of Kueue."""
-    found = pod(scheduled="Scheduling is blocked due to non-empty scheduling gates")
+def gated(
+    *gates: str,
+    queue: str | None = "gpus",
+    reason: str = "SchedulingGated",
+    message: str = "Scheduling is blocked due to non-empty scheduling gates",
+) -> Object:
+    """Return a pod behind these scheduling gates, in a queue of Kueue; or one that is unbound for another reason."""
+    found = pod(scheduled=message)
     found["spec"]["schedulingGates"] = [{"name": name} for name in gates]
     if queue:
         found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
-    found["status"]["conditions"][-1]["reason"] = "SchedulingGated"
+    found["status"]["conditions"][-1]["reason"] = reason
     return found
 
 
@@ -77,6 +83,22 @@ HAS_MODEL: Object = {"initContainerStatuses": [{"name": "fetch", "state": {"term
 TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
     ("no pod yet", observed(), PODS_SCHEDULED, "Unknown", "NoPods", "no pod"),
     ("a new pod", observed(pod(scheduled="")), PODS_SCHEDULED, "Unknown", "WaitingForScheduler", "1 of 1"),
+    (
+        "a node was chosen, and the pod could not be bound to it",
+        observed(gated("a", reason="SchedulerError", message=UNBINDABLE)),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        UNBINDABLE,
+    ),
+    (
+        "the reason of another scheduler",
+        observed(gated("a", reason="Undetermined", message="waiting for the group")),
+        PODS_SCHEDULED,
+        "False",
+        "Unschedulable",
+        "waiting for the group",
+    ),
     ("a pod on a node", observed(pod()), PODS_SCHEDULED, "True", "AllScheduled", "1 of 1"),
     ("no GPU", observed(pod(scheduled=NO_GPU), owner=GPU), PODS_SCHEDULED, "False", "InsufficientGPU", NO_GPU),
     ("no memory", observed(pod(scheduled=NO_MEMORY), owner=GPU), PODS_SCHEDULED, "False", "Unschedulable", NO_MEMORY),
@@ -695,6 +717,10 @@ def test_growth_that_fails_does_not_make_a_fleet_unready_that_serves_what_was_pr
     assert all_conditions(fixed, None)[READY].status == "False"
 
 
-def test_long_messages_are_truncated() -> None:
-    conditions = unread_conditions(Problem("ApplyRefused", "x" * 5000))
-    assert max(len(c["message"]) for c in merge_conditions(conditions, [], 1, "T1")) == 1000
+def test_long_messages_are_truncated_and_keep_the_field_and_the_remedy() -> None:
+    words = f"spec.scheduling.nodeSelector: Invalid value: {'x' * 5000}: correct or remove the field"
+    merged = merge_conditions(unread_conditions(Problem("ApplyRefused", words)), [], 1, "T1")
+    (message,) = {each["message"] for each in merged if each["reason"] == "ApplyRefused"}
+    assert len(message) == 1000
+    assert message.startswith("spec.scheduling.nodeSelector: ")
+    assert message.endswith(": correct or remove the field")

@@ -7,6 +7,7 @@ import mmap
 import pytest
 
 from cluster.programs import ensure_programs
+from fastgen_operator.status.conditions.model_cached import REFUSALS
 from fastgen_operator.status.scheduler_words import INSUFFICIENT, NODE_CONFLICT, VOLUME_MISSING, is_short_of
 
 
@@ -18,6 +19,13 @@ def test_the_scheduler_says_these_words() -> None:
         ]
         assert program.find(b"node(s) had volume node affinity conflict") < 0, "the words of Kubernetes before 1.34"
     assert missing == [], "see k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+
+
+@pytest.mark.controlplane
+def test_the_api_server_says_these_words_when_it_rejects_a_pod() -> None:
+    with (ensure_programs() / "kube-apiserver").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=1) as program:
+        missing = [words for words, _ in REFUSALS if program.find(words.encode()) < 0]
+    assert missing == [], "see k8s.io/kubernetes/plugin/pkg/admission"
 
 
 @pytest.mark.parametrize(

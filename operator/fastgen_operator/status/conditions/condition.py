@@ -55,6 +55,14 @@ def as_before(kind: str, observed: Observed, message: str) -> Condition:
     return unknown("NotObserved", message)
 
 
+def shortened(message: str, limit: int) -> str:
+    """Return a message of at most `limit` characters: its beginning with the field, and its end with the remedy."""
+    if len(message) <= limit:
+        return message
+    end = limit // 4
+    return f"{message[: limit - end - 1]}…{message[-end:]}"
+
+
 def merge_conditions(
     conditions: Mapping[str, Condition], old: Sequence[dict[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
@@ -72,7 +80,7 @@ def merge_conditions(
             "status": condition.status,
             "observedGeneration": generation,
             "reason": condition.reason,
-            "message": condition.message[:_MESSAGE_LIMIT],
+            "message": shortened(condition.message, _MESSAGE_LIMIT),
             "lastTransitionTime": times.get((kind, condition.status), now),
         }
         for kind, condition in conditions.items()

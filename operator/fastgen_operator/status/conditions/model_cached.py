@@ -17,7 +17,10 @@ from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
 from fastgen_operator.objects.container import FETCH_CONTAINER, IMAGE_PULL_REASONS
 from fastgen_operator.objects.pod import Pod, queue_message
 from fastgen_operator.plan.model_cache import serves_model
+from fastgen_operator.plan.observed import Observed
+from fastgen_operator.plan.pod_failures import failure_of
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.quantities import quantity
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import is_about_volume
 
@@ -28,25 +31,42 @@ _REASONS: Final = {
     ACCESS_DENIED: "AccessDenied",
     VOLUME_FULL: "VolumeFull",
 }
-# A part of the API server's message when it rejects a pod, and the remedy; the first match counts.
-_REFUSALS: Final = (
+_REQUIRED: Final = (
+    "set the labels and annotations that it requires in spec.podTemplate.metadata, and resources in "
+    "spec.model.download.resources"
+)
+# A part of the API server's message when it rejects a pod, and the remedy; the first match counts. Source: the plugins
+# in k8s.io/kubernetes/plugin/pkg/admission, and apiserver/pkg/admission/plugin. A test looks for these words in the API
+# server that it runs.
+REFUSALS: Final = (
+    (
+        "failed calling webhook",
+        "repair or remove the webhook: see kubectl get mutatingwebhookconfigurations and "
+        "validatingwebhookconfigurations",
+    ),
+    ("admission webhook", _REQUIRED),
+    ("ValidatingAdmissionPolicy", _REQUIRED),
     ("must specify", "set these in spec.model.download.resources"),
     ("exceeded quota", "reduce spec.model.download.resources, or raise the quota"),
+    ("insufficient quota", "ask for a quota that covers spec.scheduling.priorityClassName"),
     ("usage per", "correct spec.model.download.resources"),
+    ("max limit to request ratio per", "set both in spec.model.download.resources, within the ratio"),
     ("violates PodSecurity", "correct spec.podTemplate, or the namespace's label"),
     ("PriorityClass", "correct spec.scheduling.priorityClassName"),
-    ("serviceaccount", "correct spec.podTemplate.spec.serviceAccountName"),
-    (
-        "admission webhook",
-        "set the labels and annotations that it requires in spec.podTemplate.metadata, and resources in "
-        "spec.model.download.resources",
-    ),
+    ("runtimeClass.scheduling", "correct spec.scheduling.nodeSelector, or choose another runtimeClassName"),
+    ("RuntimeClass", "correct spec.scheduling.runtimeClassName"),
+    ("node label selector", "correct spec.scheduling.nodeSelector, or the namespace's annotations"),
+    ("pod tolerations", "correct spec.scheduling.tolerations, or the namespace's annotations"),
+    ("webhook backend", "use an image that it accepts in spec.engine.image"),
+    ("does not reference that", "name the Secret in the ServiceAccount, too"),
+    ("error looking up service account", "correct spec.podTemplate.spec.serviceAccountName"),
 )
 _REMEDIES: Final = {
     "SourceNotFound": "correct spec.model.source or spec.model.revision",
     "AccessDenied": "provide credentials with read access in the Secret named by spec.model.secretName",
     "VolumeFull": "raise spec.cache.size",
 }
+_MORE_MEMORY: Final = "raise spec.model.download.resources.limits.memory"
 
 
 def model_cached(situation: Situation) -> Condition:
@@ -83,7 +103,7 @@ def model_cached(situation: Situation) -> Condition:
 def _of_jobs(situation: Situation) -> Condition | None:
     """Return the condition of a download that has no pod, else None.
 
-    It is suspended, or its pod is rejected.
+    It is suspended, its pod is rejected, or something else than the operator has ended it.
     """
     for job in situation.observed.jobs:
         if job.is_suspended:
@@ -92,15 +112,20 @@ def _of_jobs(situation: Situation) -> Condition | None:
                 remedy = queue_message(job)
             return _false("JobSuspended", f"Job {job.name} is suspended", remedy)
         if (failure := situation.failures.get(job.name)) is not None:
-            remedy = next((remedy for part, remedy in _REFUSALS if part in failure.message), "")
+            remedy = next((remedy for part, remedy in REFUSALS if part in failure.message), "")
             return _false(failure.reason, failure.message, remedy)
+        if (words := job.failure) is not None:
+            remedy = f"run kubectl delete job {job.name} to start the download again; it continues where it ended"
+            return _false("DownloadFailed", f"Job {job.name} was ended: {words}", remedy)
     return None
 
 
 def _of_pods(pods: Iterable[Pod], situation: Situation) -> Condition:
     """Return the condition of the first failed download pod, else of the first pod."""
     pods = tuple(pods)
-    said = [_of_pod(pod, situation) for pod in pods if not pod.is_terminating]
+    # Evicted pods stay for days beside the pod that goes on.
+    ended = [pod for pod in pods if pod.phase == "Failed" and not pod.is_terminating]
+    said = [_of_pod(pod, situation) for pod in pods if not pod.is_terminating and pod not in ended]
     leaving = [pod for pod in pods if pod.is_terminating and pod.node]
     if not said and leaving:
         # The Job starts no other pod before it has ended: both would write the same files.
@@ -108,6 +133,9 @@ def _of_pods(pods: Iterable[Pod], situation: Situation) -> Condition:
         if leaving[0].is_overdue(situation.now):
             return _false("DownloadFailed", words)
         return unknown("Downloading", f"the next attempt waits: {words}")
+    if not said and ended:
+        last = max(ended, key=lambda pod: (pod.created, pod.name))
+        return _false("DownloadFailed", f"{last.end}; the next pod continues the download")
     none = unknown("Downloading", "the download has no pod yet")
     return next((each for each in said if each.status == "False"), said[0] if said else none)
 
@@ -139,6 +167,10 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
     if pod.is_silent:
         words = f"pod {name}: its node {pod.node} does not respond"
         return unknown("Downloading", words)
+    has_not_started = ended is None and not fetch.is_running
+    if pod.is_download and has_not_started and (other := failure_of(pod, situation.now)) is not None:
+        # The fetch container cannot be created, or another one, such as a sidecar, keeps it from starting.
+        return _false("DownloadFailed", other.message)
     if ended is None or ended.exit_code == 0:
         return unknown("Downloading", f"pod {name} is downloading {spec.model.source}")
     exit_code = f"exit code {ended.exit_code} ({ended.reason})"
@@ -148,7 +180,21 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
         message = f"pod {name} is downloading {spec.model.source}, {attempt}"
         return unknown("Downloading", message)
     reason = _REASONS.get(ended.exit_code or 0, "DownloadFailed")
-    return _false(reason, last, _REMEDIES.get(reason, ""))
+    remedy = _MORE_MEMORY if ended.reason == "OOMKilled" else _REMEDIES.get(reason, "")
+    if reason == "VolumeFull" and (growth := _pending_growth(observed)) is not None:
+        remedy = growth
+    return _false(reason, last, remedy)
+
+
+def _pending_growth(observed: Observed) -> str | None:
+    """Return words about a volume that is smaller than its claim requests; None if it is not."""
+    claim = observed.claim
+    if claim is None or not claim.capacity or (quantity(claim.capacity) or 0) >= (quantity(claim.size) or 0):
+        return None
+    return (
+        f"the volume {claim.name} has not grown from {claim.capacity} to {claim.size} yet: if it does not, see "
+        f"kubectl describe pvc {claim.name}"
+    )
 
 
 def _waits_for_node(pod: Pod) -> bool:

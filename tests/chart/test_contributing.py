@@ -25,7 +25,7 @@ EXAMPLES = {
     "add an autoscaling signal and its reason": ("kv_used|KVCacheFull", ""),
     "add a condition": ("pods_restricted|PODS_RESTRICTED|PodsRestricted", "pods_restricted"),
     "add a reason of a condition": ("VolumeNotBound", "model_cached"),
-    "add a reason for which a pod fails": ("ContainerNotCreated", ""),
+    "add a reason for which a pod fails": ("OutOfMemory", ""),
     "add a subcommand of `kubectl fastgen`": ("drain_test|_evict", "drain_test"),
     "add a model source": ("S3Remote|s3://.*", "s3"),
 }
@@ -69,7 +69,7 @@ ON_PAGE = {
     "add an autoscaling signal and its reason": "| `KVCacheFull` |",
     "add a condition": "### PodsRestricted",
     "add a reason of a condition": "| `VolumeNotBound` |",
-    "add a reason for which a pod fails": "| `ContainerNotCreated` |",
+    "add a reason for which a pod fails": "| `OutOfMemory` |",
     "add a subcommand of `kubectl fastgen`": "## drain-test",
     "add an alert": "### FastGenCrashLoop",
     "reject a request field by name, or accept it without effect": "| `lora_path` |",

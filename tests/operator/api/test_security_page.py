@@ -1,4 +1,4 @@
-"""SECURITY.md and the page on administration: each claim about authors, tenants and credentials has its tests."""
+"""SECURITY.md and the pages on administration and limits: claims about authors, tenants and credentials are tested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SECURITY = (ROOT / "SECURITY.md").read_text().partition("## Who reaches what")[2].partition("\n## ")[0]
-ADMINISTRATION = (ROOT / "docs" / "administration.md").read_text()
+PAGES = [(ROOT / "docs" / name).read_text() for name in ("administration.md", "limits.md")]
 HEADERS = ("who", "promise", "what remains")
 
 AUTHOR = "operator/api/test_author_policy.py"
@@ -40,7 +40,13 @@ SCOPE = (
 )
 RESTRICTED = f"{OPERATOR}::test_what_violates_the_restricted_standard_is_refused_also_from_the_operator"
 
-# The tests of each claim on the page on administration, by its beginning. No tests: it claims nothing.
+DEEP = "operator/reconcile/test_deep_and_large_objects.py"
+ANY_DEPTH = f"{DEEP}::test_resources_of_any_depth_are_reported_and_stop_nothing_else"
+ADMITTED = f"{DEEP}::test_admission_rejects_what_the_operator_could_not_use_and_names_the_field"
+CHILDREN = f"{DEEP}::test_children_with_large_metadata_and_large_pods_of_others_stop_nothing"
+STUBS = "operator/kube/test_hostile_objects.py"
+
+# The tests of each claim in these sections of the pages, by its beginning. No tests: it claims nothing.
 CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
     "Who may create a FastGenDeployment": {
         "The operator creates pods with its own rights": (
@@ -115,6 +121,29 @@ CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
         "Such a Deployment runs": (NOBODY,),
         "`watchNamespaces` keeps": (SCOPE, RESERVED),
     },
+    "Objects in the cluster": {
+        "A tenant may create any object": (ANY_DEPTH,),
+        "These bounds keep one tenant": (
+            "operator/reconcile/test_hostile_tenant.py::test_a_tenant_with_300_hostile_resources_delays_nobody",
+        ),
+        "64 Ki characters": (ADMITTED,),
+        "128 Ki characters": (ADMITTED,),
+        "32 levels, 1,000 items": (ADMITTED,),
+        "32 levels, 256 KiB": (
+            f"{STUBS}::test_a_resource_of_more_levels_than_the_limit_is_kept_as_a_stub_that_names_the_field",
+            f"{STUBS}::test_a_large_resource_is_kept_as_a_stub_that_names_the_largest_field",
+        ),
+        "32 levels, 1 MiB": (f"{DEEP}::test_a_deployment_that_is_too_large_to_be_read_is_named_and_left_alone",),
+        "32 levels, 64 KiB": (CHILDREN, f"{STUBS}::test_a_stub_of_a_child_keeps_what_tells_its_owner"),
+        "The operator checks its own bounds": (ANY_DEPTH,),
+        "Within them, 200 resources": (
+            "operator/runtime/test_memory.py::test_200_of_the_largest_resources_fit_into_the_memory_limit",
+        ),
+        "Annotations and managedFields": (
+            f"{STUBS}::test_what_the_operator_does_not_read_of_a_resource_does_not_count",
+            f"{STUBS}::test_the_managed_fields_of_a_large_resource_are_dropped_before_it_is_decoded",
+        ),
+    },
 }
 
 
@@ -146,10 +175,10 @@ def test_the_promises_stand_in_tables() -> None:
 
 
 def claims(section: str) -> list[str]:
-    """Return the sentences of a section of the page on administration, and the rows of its tables."""
-    text = ADMINISTRATION.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    """Return the sentences of the section of that name, and the rows of its tables."""
+    (text,) = [found for page in PAGES if (found := page.partition(f"\n## {section}\n")[2].partition("\n## ")[0])]
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    rows = [line.strip("| ") for line in text.splitlines() if re.match(r"\| (?!what )", line)]
+    rows = [line.strip("| ") for line in text.splitlines() if re.match(r"\| (?!what |bound )", line)]
     blocks = re.split(r"\n\n|\n- ", "\n" + re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE))
     prose = [" ".join(block.split()).removeprefix("- ") for block in blocks]
     return rows + [each for block in prose for each in re.split(r"(?<=[.*]) (?=[A-Z`*\[])", block) if each]

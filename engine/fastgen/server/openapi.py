@@ -88,7 +88,7 @@ def _responses(path: str, body: dict[str, Any] | None, error: dict[str, Any]) ->
     elif body is not None:
         content = {"application/json": {"schema": body}}
     if path in _STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # a schema would describe each event, not the text
     if path in ("/health", "/ready"):
         unavailable = {"description": "The reason.", "content": content}
         return {"200": {"description": "Healthy or ready.", "content": content}, "503": unavailable}

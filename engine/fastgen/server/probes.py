@@ -1,4 +1,4 @@
-"""GET endpoints: health, readiness, metrics, models and version."""
+"""GET endpoints: health, readiness, metrics, models and version; probes of load balancers may use HEAD."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Return 200 while the engine is alive or loading; 503 once it has exited, failed or hung."""
@@ -40,6 +41,7 @@ async def health(request: Request) -> Response:
     return json_response(Status("ok")) if reason is None else json_response(Status(reason), 503)
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Return 200 while requests are accepted, otherwise 503.
@@ -78,12 +80,14 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"Content-Type": content_type})
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def version() -> Response:
     """Return the version of FastGen."""
     return json_response(Version(VERSION))
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """List the served model names."""

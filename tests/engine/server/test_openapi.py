@@ -96,3 +96,20 @@ def test_every_error_is_documented_in_openais_format(scripted: Serving) -> None:
             assert content == {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
         assert "422" not in responses
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models"])
+def test_load_balancers_may_probe_with_head(scripted: Serving, path: str) -> None:
+    probed, got = scripted.request("HEAD", path), scripted.request("GET", path)
+    assert (probed.status_code, probed.content) == (200, b"")
+    assert probed.headers["Content-Length"] == str(len(got.content))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("PUT", "/metrics", "GET"), ("GET", "/v1/completions", "POST")]
+)
+def test_a_method_that_a_route_lacks_is_refused_with_those_it_has(
+    scripted: Serving, method: str, path: str, allowed: str
+) -> None:
+    refused = scripted.request(method, path)
+    assert (refused.status_code, refused.headers["Allow"]) == (405, allowed)

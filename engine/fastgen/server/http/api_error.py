@@ -24,10 +24,18 @@ class APIError(Exception):
         code: machine-readable error code; for rejections also the label `reason` of
             `fastgen_request_rejected_total`.
         retry_after: value of the Retry-After header, in seconds; None for no header.
+        allow: value of the Allow header: the methods of the route; None for no header.
     """
 
     def __init__(
-        self, status: int, message: str, *, code: str, param: str | None = None, retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -35,6 +43,7 @@ class APIError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.allow = allow
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body, for a response or a stream event."""
@@ -44,6 +53,8 @@ class APIError(Exception):
     def response(self) -> Response:
         """Return the HTTP response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.allow is not None:
+            headers["Allow"] = self.allow
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(
@@ -66,7 +77,8 @@ def from_exception(error: Exception) -> APIError:
             return APIError(503, f"{error}; try again", code="grammars_unavailable", retry_after=1)
         case HTTPException():
             code = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}.get(error.status_code, "http_error")
-            return APIError(error.status_code, str(error.detail), code=code)
+            allow = (error.headers or {}).get("Allow")
+            return APIError(error.status_code, str(error.detail), code=code, allow=allow)
     return FailedRequest(
         500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
     )

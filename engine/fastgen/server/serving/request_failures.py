@@ -29,11 +29,11 @@ def rejected_by_engine() -> FailedRequest:
 
 
 def grammar_too_complex() -> FailedRequest:
-    """Return the error for a generation whose grammar takes too much work or memory to follow any further."""
+    """Return the error for a generation whose grammar could not be followed to its end."""
     return FailedRequest(
         400,
-        "the grammar or schema of this request takes too much work or memory to follow any further; simplify it, or "
-        "lower max_tokens",
+        "the grammar or schema of this request cannot be followed any further: it takes too much work or memory, or no "
+        "match continues what was generated; simplify it, or lower max_tokens",
         code="grammar_too_complex",
     )
 

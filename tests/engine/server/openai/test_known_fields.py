@@ -64,6 +64,11 @@ def test_every_field_of_other_servers_is_known(names: frozenset[str]) -> None:
     assert names - {name for request in REQUIRED for name in request.model_fields} == set()
 
 
+def test_a_field_that_chat_completions_honour_is_not_lost_in_responses() -> None:
+    unsupported = {parameter.values[1] for kind in (Refused, Ignored) for parameter in marked(kind)}
+    assert set(ChatRequest.model_fields) - set(ResponseRequest.model_fields) - unsupported == set()
+
+
 @pytest.mark.parametrize(("request_type", "name", "marker"), marked(Refused))
 def test_an_unsupported_field_is_rejected_by_name(request_type: type[BaseModel], name: str, marker: Refused) -> None:
     with pytest.raises(ValidationError) as raised:

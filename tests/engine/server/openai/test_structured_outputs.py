@@ -29,6 +29,8 @@ def structure(**fields: Any) -> tuple[Grammar, str] | None:
     ("field", "value", "grammar"),
     [
         ("response_format", {"type": "json_object"}, Grammar(kind="json_object")),
+        ("response_format", {"type": "json_object", "schema": None}, Grammar(kind="json_object")),
+        ("response_format", {"type": "json_object", "schema": SCHEMA}, BY_SCHEMA),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, BY_SCHEMA),
         ("guided_json", SCHEMA, BY_SCHEMA),
         ("guided_json", json.dumps(SCHEMA), BY_SCHEMA),

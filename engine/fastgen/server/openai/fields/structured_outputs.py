@@ -94,6 +94,8 @@ def _response_format(value: Any) -> Grammar | None:
     match value:
         case {"type": "text"}:
             return None
+        case {"type": "json_object", "schema": schema} if schema is not None:  # as in llama.cpp
+            return _schema_grammar(schema)
         case {"type": "json_object"}:
             return Grammar(kind="json_object")
         case {"type": "json_schema", "json_schema": {"schema": schema}}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationError
+from pydantic import BaseModel, Field, PlainValidator, ValidationError
 
 from fastgen.server.openai.fields.messages import TextContent, with_text
 from fastgen.server.openai.fields.types import Boolean, Integer, String, field_error
@@ -134,7 +134,41 @@ class _Chat(ChatRequest):
     is_strict_by_default = True
 
 
-class ResponseRequest(_PassedFields, OpenAIFields):
+_STRUCTURED, _IN_CHAT = "in responses, use text.format or structured_outputs", "responses lack it"
+
+
+class _ChatFields(BaseModel):
+    """Fields of chat completions that responses do not have. Ignored, they would change the answer silently."""
+
+    messages: Any = refused("in responses, use input")
+    max_tokens: Any = refused("in responses, use max_output_tokens")
+    max_completion_tokens: Any = refused("in responses, use max_output_tokens")
+    reasoning_effort: Any = refused("in responses, use reasoning.effort")
+    response_format: Any = refused(_STRUCTURED)
+    guided_json: Any = refused(_STRUCTURED)
+    guided_regex: Any = refused(_STRUCTURED)
+    guided_choice: Any = refused(_STRUCTURED)
+    guided_grammar: Any = refused(_STRUCTURED)
+    json_schema: Any = refused(_STRUCTURED)
+    regex: Any = refused(_STRUCTURED)
+    ebnf: Any = refused(_STRUCTURED)
+    allowed_token_ids: Any = refused(_IN_CHAT)
+    bad_words: Any = refused(_IN_CHAT)
+    n: Any = refused(_IN_CHAT, 1)
+    logprobs: Any = refused(_IN_CHAT, False)
+    prompt_logprobs: Any = refused(_IN_CHAT)
+    return_token_ids: Any = refused(_IN_CHAT, False)
+    return_tokens_as_token_ids: Any = refused(_IN_CHAT, False)
+    truncate_prompt_tokens: Any = refused(_IN_CHAT)
+    truncation_side: Any = refused(_IN_CHAT)
+    add_generation_prompt: Any = refused(_IN_CHAT, True)
+    add_special_tokens: Any = refused(_IN_CHAT, False)
+    continue_final_message: Any = refused(_IN_CHAT, False)
+    chat_template: Any = refused(_IN_CHAT)
+    documents: Any = refused(_IN_CHAT, [])
+
+
+class ResponseRequest(_PassedFields, _ChatFields, OpenAIFields):
     """Body of /v1/responses."""
 
     input: Annotated[

@@ -166,7 +166,7 @@ def run_first_steps(
     Returns:
         Bytes that the runner takes besides these steps' memory: its CUDA graphs, or scratch for the longest context.
     """
-    longest = longest_sequence(model.architecture, config)
+    longest = longest_allowed(model.architecture, config)
     cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.cache_dtype)
     runner = make_runner(model, cache, config, longest)
     steps, mask = first_steps(model.architecture, config), all_allowed(model.architecture)
@@ -181,7 +181,7 @@ def run_first_steps(
     return 0 if runner.graphs is None else runner.graphs.num_bytes
 
 
-def longest_sequence(architecture: ModelShape, config: EngineConfig) -> int:
+def longest_allowed(architecture: ModelShape, config: EngineConfig) -> int:
     """Return the tokens of the longest sequence that the settings allow."""
     return min(config.max_model_length or architecture.default_length, architecture.default_length)
 
@@ -197,7 +197,7 @@ def first_steps(architecture: ModelShape, config: EngineConfig) -> list[StepInpu
     The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
     for, its kernels are compiled for these steps, and not while others wait for their tokens.
     """
-    longest = longest_sequence(architecture, config)
+    longest = longest_allowed(architecture, config)
     lengths = [1] * (config.sequence_limit - 1)
     left = config.most_tokens - len(lengths)
     while left and len(lengths) < config.sequence_limit + SPARE_ROWS:

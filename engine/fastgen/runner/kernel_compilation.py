@@ -32,7 +32,7 @@ from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weight_reader import WeightReader
 from fastgen.model.layers.weights import DecoderWeights
-from fastgen.runner.device import all_allowed, first_steps, longest_sequence
+from fastgen.runner.device import all_allowed, first_steps, longest_allowed
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.settings import EngineConfig
 
@@ -44,7 +44,7 @@ _recording = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """A launch of a kernel, with stand-ins for its tensors."""
 
     kernel: Any
@@ -58,7 +58,7 @@ class KernelCompilation:
     It only saves time: a kernel that it misses, or cannot compile, is compiled when a step needs it.
     """
 
-    def __init__(self, launches: Callable[[], Sequence[Launch]]) -> None:
+    def __init__(self, launches: Callable[[], Sequence[KernelLaunch]]) -> None:
         self._launches = launches
         self._mode: AsyncCompileMode | None = None
         self._thread = threading.Thread(target=self._run, name="compile", daemon=True)
@@ -92,7 +92,7 @@ def first_launches(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     config: EngineConfig,
-) -> list[Launch]:
+) -> list[KernelLaunch]:
     """Return the launches of a model's first steps; arguments as `load_on_gpu` takes them."""
     # Imported here, in the thread: it takes a second, and the weights do not wait for it.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -100,14 +100,14 @@ def first_launches(
     # One layer of each kind, and again: the last layer of a model computes fewer rows.
     kinds = tuple(dict.fromkeys(architecture.layers))
     architecture = replace(architecture, layers=(*kinds, *kinds))
-    longest = longest_sequence(architecture, config)
+    longest = longest_allowed(architecture, config)
     with _recording, torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True), _Recording() as recording:
         model = _without_weights(architecture, device, dtype, cache_dtype, longest)
         cache = KVCache(model.kv_shape, 1, config.block_size, device=device, dtype=cache_dtype)
         runner = GPURunner(model, cache, max_model_length=longest, max_sequences=config.sequence_limit)
         for step in first_steps(architecture, config):
             runner.launch(step).sample([all_allowed(architecture)] * len(step.masked))
-    launches: list[Launch] = recording.launches
+    launches: list[KernelLaunch] = recording.launches
     return launches
 
 
@@ -116,7 +116,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.launches: list[Launch] = []
+        self.launches: list[KernelLaunch] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.overloadpacket.__name__, dict(kwargs or {})
@@ -132,7 +132,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _launching(launches: list[Launch]) -> Iterator[None]:
+def _launching(launches: list[KernelLaunch]) -> Iterator[None]:
     """Add the launches of this thread to a list instead of running them."""
     original, recorder = KernelInterface.__getitem__, threading.get_ident()
 
@@ -142,7 +142,7 @@ def _launching(launches: list[Launch]) -> Iterator[None]:
 
         def launch(*arguments: Any, **options: Any) -> None:
             stand_ins = {name: _stand_in(value) for name, value in options.items()}
-            launches.append(Launch(kernel, [_stand_in(value) for value in arguments], stand_ins))
+            launches.append(KernelLaunch(kernel, [_stand_in(value) for value in arguments], stand_ins))
 
         return launch
 

@@ -19,7 +19,7 @@ from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner import kernel_compilation
 from fastgen.runner.device import run_first_steps
-from fastgen.runner.kernel_compilation import KernelCompilation, Launch, first_launches
+from fastgen.runner.kernel_compilation import KernelCompilation, KernelLaunch, first_launches
 from fastgen.runner.loader import gpu_runner
 from fastgen.settings import EngineConfig
 from support.kernel_keys import KernelKeys, key_of
@@ -38,10 +38,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     for name in ("Stream", "Event", "current_stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(multi_processor_count=132))
     return torch.device("cuda", 0)
 
 
-def launches_of(source: ModelSource, gpu: torch.device, config: EngineConfig) -> list[Launch]:
+def launches_of(source: ModelSource, gpu: torch.device, config: EngineConfig) -> list[KernelLaunch]:
     return first_launches(source.architecture, gpu, DTYPE, DTYPE, config)
 
 
@@ -92,8 +93,8 @@ def broken(x):  # type: ignore[no-untyped-def]
     triton.language.store(x, 1 // 0)
 
 
-def launch(kernel: object, *constants: int) -> Launch:
-    return Launch(kernel, [triton.MockTensor(torch.int32), *constants], {"num_warps": 1})
+def launch(kernel: object, *constants: int) -> KernelLaunch:
+    return KernelLaunch(kernel, [triton.MockTensor(torch.int32), *constants], {"num_warps": 1})
 
 
 @pytest.mark.slow
@@ -117,7 +118,7 @@ def test_without_the_launches_kernels_are_compiled_when_steps_need_them(caplog: 
 def test_the_weights_are_read_meanwhile() -> None:
     begun, read = threading.Event(), threading.Event()
 
-    def launches() -> list[Launch]:
+    def launches() -> list[KernelLaunch]:
         begun.set()
         assert read.wait(10)
         return []
@@ -139,7 +140,7 @@ class Kernel(KernelInterface):  # type: ignore[misc]
 
 def test_launches_of_other_threads_run() -> None:
     """Another model of the same process may be serving."""
-    kernel, recorded = Kernel(), list[Launch]()
+    kernel, recorded = Kernel(), list[KernelLaunch]()
     with kernel_compilation._launching(recorded):
         kernel[(1,)](7)
         other = threading.Thread(target=lambda: kernel[(2,)](8))

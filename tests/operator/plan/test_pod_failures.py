@@ -184,7 +184,7 @@ def test_the_stage_of_a_loading_engine_replaces_the_probe() -> None:
 
 
 def test_a_stage_is_not_of_another_container() -> None:
-    seen = with_helper("initContainers", {}, state={"running": {"startedAt": START}})
+    seen = with_helper("containers", {}, state={"running": {"startedAt": START}})
     assert "loading weights" not in state_of(Pod(seen), stage="loading weights 40 %")
 
 

@@ -41,6 +41,8 @@ CREDENTIALS: list[Object] = [
     {"tlsConfig": {"keySecret": SECRET}},
     {"proxyUrl": "http://mine"},
     {"proxyUrl": "http://mine", "proxyConnectHeader": {"a": [SECRET]}},
+    # Prometheus connects to what it sets.
+    {"relabelings": [{"targetLabel": "__address__", "replacement": "10.0.0.1:80"}]},
 ]
 
 

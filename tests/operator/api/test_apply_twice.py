@@ -45,6 +45,26 @@ def test_a_second_apply_changes_nothing(name: str, way: tuple[str, ...], space: 
     assert space.kubectl("diff", "--filename", "-", *way, stdin=yaml.safe_dump(obj)) == ""
 
 
+@pytest.mark.controlplane
+@pytest.mark.parametrize("way", [(), ("--server-side",)], ids=["client", "server"])
+def test_a_number_that_was_never_in_the_manifest_survives_each_apply(way: tuple[str, ...], space: Space) -> None:
+    """What a HorizontalPodAutoscaler has set through the scale subresource."""
+    manifest = resource(**UNATTENDED)
+    space.apply(manifest, *way)
+    space.kubectl("scale", "fgd/chat", "--replicas=3")
+    space.apply({**manifest, "metadata": {**manifest["metadata"], "labels": {"team": "search"}}}, *way)
+    assert space.get("fgd", "chat")["spec"]["replicas"] == 3
+
+
+@pytest.mark.controlplane
+def test_a_number_that_is_taken_out_of_the_manifest_is_removed(space: Space) -> None:
+    """As the page on other autoscalers warns."""
+    space.apply(resource(replicas=1, **UNATTENDED))
+    space.kubectl("scale", "fgd/chat", "--replicas=3")
+    space.apply(resource(**UNATTENDED))
+    assert "replicas" not in space.get("fgd", "chat")["spec"]
+
+
 def test_no_item_of_a_list_has_defaults() -> None:
     def check(schema: Object, path: str, in_list: bool) -> None:
         assert not (in_list and "default" in schema), path

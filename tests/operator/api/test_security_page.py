@@ -76,6 +76,7 @@ CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
                 "operator/children/test_policies.py::test_pods_use_their_own_service_account_without_a_token",
             ),
             f"{AUTHOR}::test_the_labels_of_an_author_decide_which_services_and_policies_select_the_pods",
+            "operator/reconcile/test_adoption.py::test_orphaned_children_are_adopted_without_a_restart",
         ),
         "Keep what such an author": (),
         "**Namespaces.**": (),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fastgen_operator.kinds import POD_DISRUPTION_BUDGET
@@ -30,6 +32,19 @@ UNUSABLE: dict[str, tuple[Object, str]] = {
         {"podTemplate": {"spec": {"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]}}},
         "spec.podTemplate.spec.volumes[",
     ),
+    "a toleration with two meanings": (
+        {"scheduling": {"tolerations": [{"operator": "Exists", "value": "x"}]}},
+        "spec.scheduling.tolerations[0].operator: Invalid value",
+    ),
+    "a constraint that stands there twice": (
+        {"scheduling": {"topologySpreadConstraints": [{"topologyKey": "zone"}, {"topologyKey": "zone"}]}},
+        "spec.scheduling.topologySpreadConstraints: duplicate entries",
+    ),
+    "a class whose name no class can have": (
+        {"scheduling": {"priorityClassName": "High"}},
+        "spec.scheduling.priorityClassName: Invalid value",
+    ),
+    "an unknown resource": ({"resources": {"limits": {"gpus": "1"}}}, "spec.resources.limits[gpus]: Invalid value"),
     "a merge that cannot be done": (
         {"podTemplate": {"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}}},
         "the container engine must not be removed",
@@ -94,6 +109,19 @@ def test_a_new_deployment_waits_for_its_network_policy_and_an_existing_one_does_
         condition = space.wait_condition("Ready", "False", "ApplyRefused")
         assert "the NetworkPolicy was refused: " in condition["message"]
         assert "the Deployment is not created" not in condition["message"]
+
+
+def test_a_claim_of_others_is_not_mounted_when_a_cache_of_its_name_is_added(space: Space) -> None:
+    before = space.serve()
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "chat"}}
+    space.kubectl("create", "--filename", "-", stdin=json.dumps({**kind, "spec": claim}))
+    spec = {"model": {"source": "hf://tests/tiny"}, "cache": {"size": "1Gi", "preload": False}, "replicas": 2}
+    space.patch("fgd/chat", {"spec": spec})
+    condition = space.wait_condition("Progressing", "False", "NameTaken")
+    assert "a PersistentVolumeClaim named chat exists" in condition["message"]
+    space.wait_pods(2)
+    assert space.get("deployment", "chat")["spec"]["template"] == before
 
 
 def test_a_name_taken_later_does_not_stop_scaling(space: Space) -> None:

@@ -175,6 +175,22 @@ HOSTILE_DEPLOYMENTS: dict[str, tuple[tuple[Any, ...], Any, str]] = {
     ),
     "with another pull Secret": ((*POD_SPEC, "imagePullSecrets", END), {"name": "admin"}, "image pull Secret"),
     "with another ServiceAccount": ((*POD_SPEC, "serviceAccountName"), "admin", "does not name the ServiceAccount"),
+    "with the namespace's default ServiceAccount": (
+        (*POD_SPEC, "serviceAccountName"),
+        None,
+        "does not name the ServiceAccount",
+    ),
+    "with a priority class": (
+        (*POD_SPEC, "priorityClassName"),
+        "system-node-critical",
+        "does not name the priorityClassName",
+    ),
+    "with a runtime class": ((*POD_SPEC, "runtimeClassName"), "runc", "does not name the runtimeClassName"),
+    "with a device claim": (
+        (*POD_SPEC, "resourceClaims"),
+        [{"name": "gpu", "resourceClaimName": "theirs"}],
+        "does not name a resource claim",
+    ),
     "on the host's network": ((*POD_SPEC, "hostNetwork"), True, "namespaces of the host"),
     "with the host's processes": ((*POD_SPEC, "hostPID"), True, "namespaces of the host"),
     "with the host's files": (
@@ -229,8 +245,11 @@ def test_children_cannot_reach_pods_traffic_or_data_of_others(thief: ApiServer, 
         (NETWORK_POLICY, ("spec", "podSelector"), {"matchLabels": other}, "select and create pods"),
         (POD_DISRUPTION_BUDGET, ("spec", "selector"), {"matchLabels": other}, "select and create pods"),
         (CLAIM, ("spec", "volumeName"), "theirs", "may not choose their volume"),
+        (CLAIM, ("spec", "selector"), {"matchLabels": other}, "may not choose their volume"),
         (CLAIM, ("spec", "dataSource"), {"kind": "PersistentVolumeClaim", "name": "theirs"}, "without a data source"),
         (SERVICE_ACCOUNT, ("metadata", "annotations"), {"eks.amazonaws.com/role-arn": "admin"}, "may not annotate"),
+        (SERVICE_ACCOUNT, ("imagePullSecrets",), [{"name": "admin"}], "may not give ServiceAccounts Secrets"),
+        (SERVICE_ACCOUNT, ("secrets",), [{"name": "admin"}], "may not give ServiceAccounts Secrets"),
     ]
     for kind, path, value, words in cases:
         assert words in dry(thief, kind, changed(made[kind], path, value)), (kind.name, path)
@@ -252,6 +271,11 @@ def test_a_job_runs_only_pods_of_its_resource(thief: ApiServer, owner: Object) -
     assert "with the name of" in dry(thief, JOB, changed(job, ("metadata", "name"), "mine"))
     assert "whose controller" in dry(thief, JOB, changed(job, ("metadata", "ownerReferences"), []))
     assert "does not name a volume" in dry(thief, JOB, changed(job, (*POD_SPEC, "volumes", END), SECRET_VOLUME))
+    # The Job controller would take over, and delete, pods of others that have no owner.
+    taking = changed(job, ("spec", "manualSelector"), True)
+    taking = changed(taking, ("spec", "selector"), {"matchLabels": {"app": "payments"}})
+    taking = changed(taking, ("spec", "template", "metadata", "labels", "app"), "payments")
+    assert "may not choose the selector" in dry(thief, JOB, taking)
 
 
 def test_objects_of_others_are_neither_changed_adopted_nor_deleted(
@@ -408,6 +432,10 @@ def test_the_operators_credentials_choose_what_runs_beside_the_secrets_of_a_spec
     for path, value in (
         ((*ENGINE, "image"), "mine:1"),
         ((*ENGINE, "env", END), {"name": "X", "value": "x"}),
+        ((*ENGINE, "resources"), {"limits": {"example.com/device": "8"}}),
+        ((*POD_SPEC, "nodeName"), "n1"),
+        ((*POD_SPEC, "tolerations"), [{"operator": "Exists"}]),
+        ((*POD_SPEC, "volumes", END), {"name": "v", "configMap": {"name": "kube-root-ca.crt"}}),
         (("spec", "template", "metadata", "labels", "app"), "payments"),
         (("spec", "template", "metadata", "annotations", "sidecar.istio.io/inject"), "false"),
     ):

@@ -118,6 +118,16 @@ def test_authors_use_only_the_images_labels_and_annotations_of_the_chart(space: 
         metadata(annotations={"prometheus.io/scrape": "true"}),
     ):
         assert "whose key belongs to another component" in alice.refusal(**refused), refused
+    # The operator passes these labels of a resource on to its pods, and these values of the chart leave them out.
+    queued: Object = {"labels": {"kueue.x-k8s.io/queue-name": "theirs"}}
+    named = resource()
+    words = alice.refusal_of({**named, "metadata": {**named["metadata"], **queued}})
+    assert "metadata.labels.kueue.x-k8s.io/queue-name, which the pods get" in words
+    space.apply(resource())
+    assert "queue-name, which the pods get" in alice.patch_refusal({"metadata": queued})
+    assert alice.patch_refusal({"metadata": {"labels": {"team": "search"}}}) == ""
+    assert creator.patch_refusal({"metadata": queued}) == ""
+    assert alice.patch_refusal({"metadata": {"labels": {"team": "chat"}}}) == "", "it was another user's"
 
 
 def test_templates_of_any_kind_take_the_node(

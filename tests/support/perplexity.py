@@ -37,5 +37,5 @@ def perplexity(runner: ModelRunner, tokens: list[int]) -> float:
     blocks = list(range(-(-len(tokens) // runner.block_size)))
     step = forward_input(StepPlan((Chunk(sequence(tokens, blocks), 0, len(tokens)),)), runner.block_size)
     step = replace(step, logit_rows=np.arange(len(tokens) - 1))
-    logits = runner._model.head(runner._model.forward(step, runner._cache))
+    logits = runner._model.head(runner._model.forward(step, runner._cache)).float()
     return math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:])))

@@ -55,7 +55,7 @@ class Model(Protocol[Input]):
         """
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] to logits [R, vocabulary] in float32."""
+        """Map [R, hidden] to logits [R, vocabulary], of any floating type."""
 
 
 class BaseRunner(Generic[Input]):
@@ -129,7 +129,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         num_sampled, num_logit_rows = len(step.sampled), len(step.sampled) + len(step.scored_tokens)
         rows, positions = step.rows[step.sampled], step.seq_lens[step.sampled]
         masks_by_index = dict(zip(step.masked.tolist(), masks, strict=True))
-        tokens, logprobs = self._sampler.sample(self._model.head(hidden[:num_sampled]), rows, positions, masks_by_index)
+        tokens, logprobs = self._sampler.sample(self._head(hidden[:num_sampled]), rows, positions, masks_by_index)
         self._rows.last_ids[rows] = tokens
         return StepOutput(
             tokens,
@@ -146,7 +146,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         # A few rows at a time: the logits of a whole prompt would dominate the step's memory.
         for first in range(0, len(targets), ROWS_SAMPLED_AT_ONCE):
             some = slice(first, first + ROWS_SAMPLED_AT_ONCE)
-            logprobs = token_logprobs(self._model.head(hidden[some]), targets[some], top[some])
+            logprobs = token_logprobs(self._head(hidden[some]), targets[some], top[some])
             for sequence, entry in zip(sequences[some].tolist(), logprobs, strict=True):
                 found.setdefault(sequence, []).append(entry)
         return found
@@ -154,7 +154,11 @@ class ModelRunner(BaseRunner[ForwardInput]):
     @torch.inference_mode()
     def logits(self, step: StepInput) -> torch.Tensor:
         """Compute a step and return logits [N, vocabulary] in float32, one row for each sequence that samples."""
-        return self._model.head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
+        return self._head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map [R, hidden] to logits [R, vocabulary] in float32: torch takes longer for most operations on 16 bits."""
+        return self._model.head(hidden).float()
 
 
 @dataclass(slots=True)

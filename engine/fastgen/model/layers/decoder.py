@@ -71,12 +71,12 @@ class Decoder(Generic[Input]):
         return operations.add_norm(stream, update, update_norm, weights.final_norm)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] to logits [R, vocabulary] in float32."""
+        """Map [R, hidden] to logits [R, vocabulary], in the type of the product, or in float32 if they are capped."""
         if not len(hidden):
             return torch.empty(0, self.architecture.vocab_size, device=self.device)
-        logits = self._weights.head(hidden).float()
+        logits = self._weights.head(hidden)
         cap = self.architecture.logit_softcap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)  # bounded to ± cap (Gemma 2)
+        return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)  # bounded to ± cap (Gemma 2)
 
 
 def _mlp(mlp: MLP | Mixture, x: torch.Tensor, operations: Operations) -> torch.Tensor:

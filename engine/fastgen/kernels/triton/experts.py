@@ -35,10 +35,12 @@ class _Product:
         return {"TILE": self.tile, "BLOCK_N": self.columns, "BLOCK_K": self.depth, "GROUP": _GROUP}
 
 
-# Products of gate and up, and of down, by the largest mean number of rows of an expert.
+# Products of gate and up, and of down, by the largest mean number of rows of an expert. The last tile of an expert is
+# half empty on average, and takes as long as a full one: with a mean of 128 rows, tiles of 64 rows are filled to 81 %,
+# and tiles of 128 to 69 %. With more rows, large tiles read weights less often and keep the tensor cores busier.
 _HALF_PRODUCTS = {
     16: (_Product(16, 32, 128, 4, 4), _Product(16, 64, 128, 4, 4)),
-    64: (_Product(64, 64, 64, 4, 3), _Product(64, 128, 64, 4, 3)),
+    128: (_Product(64, 64, 64, 4, 3), _Product(64, 128, 64, 4, 3)),
     None: (_Product(128, 64, 64, 8, 3), _Product(128, 128, 64, 8, 3)),
 }
 # In float32, products run without tensor cores, to keep all bits.

@@ -25,7 +25,8 @@ _ATTENTION_SHARE = 0.75
 _PRODUCT_LAUNCH, _KERNEL_LAUNCH, _GAP = 0.8e-6, 2.3e-6, 2e-6
 _SMALL_KERNELS, _MIXTURE_KERNELS = 5, 8
 _LEAST_ATTENTION, _MERGE = 3e-6, 1.5e-6
-_SAMPLER, _SAMPLER_BYTES = 60e-6, 14
+# Six kernels in a graph of their own, one of which finds the top tokens of a row; and bytes of each logit.
+_SAMPLER, _SAMPLER_BYTES = 6 * _KERNEL_LAUNCH + _GAP + 20e-6, _SIZE + 4
 # Operations per second: of products, of experts, and of attention by the most keys of a sequence.
 _PRODUCTS, _EXPERTS = 680e12, 350e12
 _ATTENTION: Final = ((4096, 250e12), (16384, 320e12), (float("inf"), 340e12))

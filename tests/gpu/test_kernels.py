@@ -54,6 +54,7 @@ from fastgen.model.step_input import StepInput, StepInputBuilder  # noqa: E402
 from fastgen.runner.gpu_runner import GPURunner  # noqa: E402
 from fastgen.runner.graphs import CUDAGraphCapture, Graph, GraphCapture, StepGraphs, token_counts  # noqa: E402
 from fastgen.runner.loader import gpu_runner, with_cache  # noqa: E402
+from fastgen.sampling.device_sampler import DeviceSampler  # noqa: E402
 from fastgen.sampling.slots import SamplingSlots  # noqa: E402
 from fastgen.settings import EngineConfig  # noqa: E402  (with stand-ins for packages that are not installed)
 
@@ -608,12 +609,27 @@ def check_replays(
     rows = DeviceRows(8, -(-longest // BLOCK_SIZE), torch.zeros(8, dtype=torch.int32, device=device))
     layouts = [InputLayout.padded(count, 8, BLOCK_SIZE) for count in counts]
     hidden = torch.zeros(8, 128, dtype=dtype, device=device)
-    graphs = StepGraphs(layouts, rows, lambda step: model.forward(step, cache), hidden, capture_on(device))
+    sampler = DeviceSampler(331, 8, device, set())
+    seeds = [SamplingParams(temperature=0.9 * (slot % 2), top_p=0.9, seed=slot) for slot in range(8)]
+    for slot, sampling in enumerate(seeds):
+        sampler.admit(RowParameters(slot, sampling, slot, num_prompt_tokens=1, tokens=[3]))
+    sampler.flush()
+
+    def sample(hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return sampler.sample_without_lists(model.head(hidden), rows, positions)
+
+    graphs = StepGraphs(layouts, rows, lambda step: model.forward(step, cache), hidden, sample, capture_on(device))
     for num_tokens in (*counts, *rng.choices(range(1, counts[-1] + 1), k=random_steps)):
         step = mixed_step(num_tokens, num_blocks, rng)
         num_sampled = len(step.sampled)
         assert graphs.eager_reason(step) is None
-        found = graphs.replay(step).hidden[:num_sampled].clone()
+        replayed = graphs.replay(step)
+        tokens = graphs.sampling.replay(num_sampled).clone()
+        of_rows = replayed.sampled_rows.clone(), replayed.sampled_positions.clone()
+        padded_rows = next(layout.num_logit_rows for layout in layouts if layout.num_logit_rows >= num_sampled)
+        logits = model.head(replayed.hidden[:padded_rows])[:num_sampled].clone()
+        found = replayed.hidden[:num_sampled].clone()
+        assert torch.equal(tokens, sampler.sample(logits, *of_rows))
         layout = next(layout for layout in layouts if layout.num_tokens >= num_tokens)
         padded = rows.read(upload(rows.pack(step, layout), device), layout)
         torch.testing.assert_close(found, model.forward(padded, cache)[:num_sampled], atol=0, rtol=0)

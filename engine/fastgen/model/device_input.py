@@ -63,7 +63,10 @@ class InputLayout:
     ) -> None:
         self.num_tokens, self.num_sequences = num_tokens, num_sequences
         self.num_logit_rows, self.num_sampled, self.num_updates = num_logit_rows, num_sampled, num_updates
+        # What is sampled comes first: it is at the same addresses in all layouts with the same `num_sampled`.
         sizes = {
+            "sampled_rows": num_sampled,
+            "sampled_positions": num_sampled,
             "token_ids": num_tokens,
             "source_rows": num_tokens,
             "positions": num_tokens,
@@ -72,8 +75,6 @@ class InputLayout:
             "seq_lens": num_sequences,
             "rows": num_sequences,
             "logit_rows": num_logit_rows,
-            "sampled_rows": num_sampled,
-            "sampled_positions": num_sampled,
             "update_places": num_updates,
             "update_blocks": num_updates,
         }
@@ -99,7 +100,8 @@ class InputLayout:
     def padded(cls, num_tokens: int, max_rows: int, block_size: int) -> InputLayout:
         """Return the layout for steps of up to `num_tokens` tokens and `max_rows` sequences.
 
-        It has room for one logit row for each sequence; prompt logprobs and pooling may need more. It has room for the
+        It has room for one logit row for each sequence; prompt logprobs and pooling may need more. `num_sampled` is
+        `max_rows`, so that graphs of the sampler find its input for any number of tokens. It has room for the
         blocks of these tokens; a sequence with a prefix from the cache, or one that is swapped in, has more.
         """
         most = min(num_tokens, max_rows)
@@ -107,7 +109,7 @@ class InputLayout:
             num_tokens=num_tokens,
             num_sequences=most,
             num_logit_rows=most,
-            num_sampled=most,
+            num_sampled=max_rows,
             num_updates=most + num_tokens // block_size,
         )
 

@@ -62,7 +62,14 @@ class GPURunner(BaseRunner[DeviceInput]):
         size = layouts[-1].num_logit_rows, self.architecture.hidden_size
         try:
             hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
-            self.graphs = StepGraphs(layouts, self._rows, lambda step: model.forward(step, cache), hidden, capture)
+            self.graphs = StepGraphs(
+                layouts,
+                self._rows,
+                lambda step: model.forward(step, cache),
+                hidden,
+                self._sample_without_lists,
+                capture,
+            )
             return
         except Exception as error:
             if not (is_out_of_memory(error) or is_capture_failure(error)):
@@ -110,7 +117,29 @@ class GPURunner(BaseRunner[DeviceInput]):
         sums = None if pooled is None else download(pooled)
         if not num_sampled:
             return StepResults(step, None, [], self._prompt_logprobs(step, hidden), sums)
-        logits = self._model.head(hidden[:num_sampled])
+        if self.graphs is not None and forward.is_replayed and not self._needs_lists(step):
+            self._sampler.flush()
+            ids, logprobs = self.graphs.sampling.replay(num_sampled), list[Logprobs]()
+        else:
+            ids, logprobs = self._sample(step, forward, masks)
+        return StepResults(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
+
+    def _needs_lists(self, step: StepInput) -> bool:
+        """Return whether sampling depends on lists of this step or of its rows, which no graph contains.
+
+        They are grammar masks, rows with logprobs, and the biases, bans, bad words and token counts of slots. All other
+        parameters (temperature, filters, seed) are columns of the slots, which graphs read.
+        """
+        rows = step.rows[step.sampled]
+        return bool(len(step.masked) or (self._num_top[rows] >= 0).any() or self._sampler.has_lists[rows].any())
+
+    def _sample_without_lists(self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return tokens [n] for hidden states [n, hidden]: this is captured."""
+        return self._sampler.sample_without_lists(self._model.head(hidden), rows, positions)
+
+    def _sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> tuple[torch.Tensor, list[Logprobs]]:
+        """Enqueue the head, the sampler and the logprobs, kernel by kernel. Return the tokens [N] and the logprobs."""
+        logits = self._model.head(forward.hidden[: len(step.sampled)])
         masks_and_rows = self._upload_masks(step, masks)
         ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
         num_top = self._num_top[step.rows[step.sampled]]
@@ -118,7 +147,7 @@ class GPURunner(BaseRunner[DeviceInput]):
             self._logprobs(logits, some, ids, num_top[some].tolist())
             for some in row_slices(np.flatnonzero(num_top >= 0).tolist(), ROWS_SAMPLED_AT_ONCE)
         ]
-        return StepResults(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
+        return ids, logprobs
 
     def _upload_masks(self, step: StepInput, masks: list[Mask]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the masks [M, words], and each sampled row's index in them or -1 [N]; (None, None) without masks."""

@@ -3,7 +3,7 @@
 A graph repeats launches with the addresses and sizes of its capture. So its input is padded to the graph's token count,
 in a buffer at a fixed address, and its output is copied to another. A graph serves any mixture of prompt chunks and
 decodes: launches depend on the number of tokens, not on lengths or on the number of sequences. The head and the sampler
-run outside of it. See docs/decisions/015-cuda-graphs.md.
+have graphs of their own, by the number of rows. See docs/decisions/015-cuda-graphs.md and 055.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ def token_counts(config: EngineConfig) -> tuple[int, ...]:
     return (*counts, most)
 
 
+def row_counts(token_counts: Sequence[int], max_rows: int) -> tuple[int, ...]:
+    """Return the numbers of sampled rows to capture, ascending, for graphs of these token counts."""
+    return tuple(sorted({min(count, max_rows) for count in token_counts}))
+
+
+Sample = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """A forward pass that was enqueued.
@@ -102,11 +110,47 @@ class ForwardPass:
         hidden: [R, hidden], the model's output: N rows to sample, then those with prompt logprobs, then those that are
             pooled, then padding.
         sampled_rows, sampled_positions: [N], of its input.
+        is_replayed: whether these are buffers of `StepGraphs`.
     """
 
     hidden: torch.Tensor
     sampled_rows: torch.Tensor
     sampled_positions: torch.Tensor
+    is_replayed: bool = False
+
+
+class SamplingGraphs:
+    """Graphs of the head and the sampler, for a ladder of numbers of rows.
+
+    Args:
+        counts: numbers of rows, ascending.
+        buffers: hidden states [R, hidden], and rows and positions [R or more] of the tokens to sample; -1 for padding.
+        sample: the head and the sampler: returns tokens [n] int32 for hidden states, rows and positions of n.
+        capture: captures graphs.
+    """
+
+    def __init__(self, counts: Sequence[int], buffers: ForwardPass, sample: Sample, capture: GraphCapture) -> None:
+        self._counts = counts
+        self._buffers = buffers
+        self._sample = sample
+        self._tokens = torch.zeros(counts[-1], dtype=torch.int32, device=buffers.hidden.device)
+        self._graphs = [capture.capture(partial(self._run, count)) for count in reversed(counts)][::-1]
+
+    def __str__(self) -> str:
+        """Describe the graphs for the log."""
+        return f"{len(self._graphs)} of {self._counts[0]} to {self._counts[-1]} sampled rows"
+
+    def replay(self, num_rows: int) -> torch.Tensor:
+        """Enqueue the graph of at least `num_rows` rows. Return their tokens, which are valid until the next replay."""
+        self._graphs[bisect_left(self._counts, num_rows)].replay()
+        return self._tokens[:num_rows]
+
+    def _run(self, count: int) -> None:
+        """Sample the first rows of the buffers: this is what is captured."""
+        of = self._buffers
+        self._tokens[:count].copy_(
+            self._sample(of.hidden[:count], of.sampled_rows[:count], of.sampled_positions[:count])
+        )
 
 
 class StepGraphs:
@@ -119,9 +163,11 @@ class StepGraphs:
         rows: the block tables.
         forward: the model's forward pass over the cache.
         hidden: [R, hidden], buffer for the output, with the logit rows of the last layout.
+        sample: the head and the sampler, see `SamplingGraphs`.
         capture: captures graphs.
 
     Attributes:
+        sampling: the graphs of the head and the sampler, for the buffers.
         num_bytes: memory that the graphs take.
         seconds: how long the capture took.
     """
@@ -132,6 +178,7 @@ class StepGraphs:
         rows: DeviceRows,
         forward: Callable[[DeviceInput], torch.Tensor],
         hidden: torch.Tensor,
+        sample: Sample,
         capture: GraphCapture,
     ) -> None:
         started, before = time.perf_counter(), capture.used_bytes()
@@ -147,6 +194,11 @@ class StepGraphs:
             self._fill(no_sequences, layout)
             graphs.append(capture.capture(partial(self._run, layout)))
         self._graphs = graphs[::-1]
+        sampled_rows, sampled_positions = (
+            layouts[-1].part(self._packed, name) for name in ("sampled_rows", "sampled_positions")
+        )
+        counts = row_counts([layout.num_tokens for layout in layouts], rows.max_rows)
+        self.sampling = SamplingGraphs(counts, ForwardPass(hidden, sampled_rows, sampled_positions), sample, capture)
         self.num_bytes = capture.used_bytes() - before
         self.seconds = time.perf_counter() - started
 
@@ -154,8 +206,8 @@ class StepGraphs:
         """Describe the graphs in one line for the log."""
         first, last = self._layouts[0].num_tokens, self._layouts[-1].num_tokens
         return (
-            f"captured {len(self._graphs)} CUDA graphs of {first} to {last} tokens in {self.seconds:.1f} s: they take "
-            f"{self.num_bytes >> 20} MiB"
+            f"captured {len(self._graphs)} CUDA graphs of {first} to {last} tokens and {self.sampling} in "
+            f"{self.seconds:.1f} s: they take {self.num_bytes >> 20} MiB"
         )
 
     def eager_reason(self, step: StepInput) -> EagerReason | None:
@@ -185,6 +237,7 @@ class StepGraphs:
             self._hidden,
             layout.part(self._packed, "sampled_rows")[:num_sampled],
             layout.part(self._packed, "sampled_positions")[:num_sampled],
+            is_replayed=True,
         )
 
     def _index(self, step: StepInput) -> int:

@@ -229,13 +229,14 @@ def gpu_runner(
     progress: ReportProgress = _ignore,
 ) -> GPURunner:
     """Return a runner that keeps the state of its rows on the device, with its CUDA graphs."""
-    from fastgen.runner.gpu_runner import GPURunner
-    from fastgen.runner.graphs import CUDAGraphCapture, token_counts
+    from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
+    from fastgen.runner.graphs import CUDAGraphCapture, row_counts, token_counts
 
     runner = GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
     counts = token_counts(config)
     if counts:
-        runner.capture_graphs(counts, _ReportedCapture(CUDAGraphCapture(model.device), len(counts), progress))
+        num_graphs = len(counts) + len(row_counts(counts, config.sequence_limit + SPARE_ROWS))
+        runner.capture_graphs(counts, _ReportedCapture(CUDAGraphCapture(model.device), num_graphs, progress))
     return runner
 
 

@@ -21,6 +21,14 @@ class DeviceSampler(SamplingSlots):
     A step takes five launches, plus one upload and at most six launches if sequences were admitted since the last step.
     """
 
+    def sample_without_lists(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Do as `sample` for slots that have no lists (`has_lists`). Call `flush` before.
+
+        All state that it reads and writes stays at its address, so a CUDA graph can repeat the launches.
+        """
+        lists, counts = self.last_tokens.new_empty(0), self.last_tokens.new_empty(0, self._vocab_size)
+        return self._sample(logits, slots, positions, lists, counts)
+
     def sample(
         self,
         logits: torch.Tensor,
@@ -39,7 +47,19 @@ class DeviceSampler(SamplingSlots):
             mask_rows: [R] int32, row of `masks` for each row, or -1 for rows without a grammar.
         """
         self.flush()
-        scores = process_logits(logits, slots, positions, self.columns, self.lists, self.counts, masks, mask_rows)
+        return self._sample(logits, slots, positions, self.lists, self.counts, masks, mask_rows)
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        lists: torch.Tensor,
+        counts: torch.Tensor,
+        masks: torch.Tensor | None = None,
+        mask_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        scores = process_logits(logits, slots, positions, self.columns, lists, counts, masks, mask_rows)
         tokens = sample_tokens(*scores, slots, positions, self.columns)
-        commit_tokens(tokens, slots, positions, self.columns, self.lists, self.counts, self.last_tokens)
+        commit_tokens(tokens, slots, positions, self.columns, lists, counts, self.last_tokens)
         return tokens

@@ -58,6 +58,8 @@ class SamplingSlots:
             size when it is full.
         counts: [n, V] int32, see `process_logits`; a row for each slot with a penalty. Replaced likewise, up to
             `max_rows` rows.
+        has_lists: [max_rows] on the host, whether the sequence admitted last has a segment of `lists` or a row of
+            `counts`. The kernels need neither for the other slots.
     """
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device, end_tokens: Collection[int]) -> None:
@@ -69,6 +71,7 @@ class SamplingSlots:
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.lists = torch.zeros(_FIRST_LIST_CAPACITY, dtype=torch.int32, device=device)
         self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.has_lists = np.zeros(max_rows, np.bool_)
         self._segments = _Segments(_FIRST_LIST_CAPACITY)
         self._free_count_rows: list[int] = []
         self._of_slot: dict[int, tuple[range, int]] = {}  # its segment, and its row of `counts` or -1
@@ -93,6 +96,7 @@ class SamplingSlots:
         columns[[Column.BIASES, Column.BANS, Column.RING]] += segment.start
         columns[Column.COUNT_ROW] = count_row
         tokens, counts = _token_counts(new) if count_row >= 0 else (_NONE, _NONE)
+        self.has_lists[new.row] = len(lists) > 0 or count_row >= 0
         self._of_slot[new.row] = (segment, count_row)
         self._pending[new.row] = _Admission(columns, segment, lists, count_row, tokens, counts)
 

@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,8 @@ import pytest
 import torch
 from benchmarks.gpu.launches import Counting
 
-from fastgen.core.request import Request
-from fastgen.core.sampling_params import SamplingParams
+from fastgen.core.request import FinishReason, Request
+from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 from fastgen.engine.core import Engine
@@ -34,6 +35,7 @@ from fastgen.runner.gpu_runner import GPURunner, GPUTicket
 from fastgen.runner.graphs import token_counts
 from fastgen.runner.loader import gpu_runner, with_cache
 from fastgen.settings import ConfigError, EngineConfig
+from support.given_grammars import Given
 from support.simulated_graphs import SimulatedCapture, SimulatedGraph
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests
@@ -68,6 +70,7 @@ class Poisoned(GPURunner):
         if self.graphs is not None:
             self.graphs._packed.fill_(2**30)
             self.graphs._hidden.fill_(torch.nan)
+            self.graphs.sampling._tokens.fill_(2**30)
         ticket = super().launch(step)
         self.executed.append(ticket._eager_reason)
         self.steps.append(step)
@@ -113,6 +116,102 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
     replays = [graph.num_replays for graph in runner.graphs._graphs]  # type: ignore[attr-defined]
     assert replays[-1] > 0, "no step was of the largest count"
     assert sum(count > 0 for count in replays) >= 3
+
+
+def replays_of_sampling(runner: Poisoned) -> int:
+    assert runner.graphs is not None
+    return sum(graph.num_replays for graph in runner.graphs.sampling._graphs)  # type: ignore[attr-defined]
+
+
+# What rows without lists may ask for.
+PLAIN: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    {"temperature": 1.3, "top_k": 5, "min_p": 0.02, "seed": 2},
+    {"temperature": 0.7, "typical_p": 0.6, "seed": 3},
+    {"temperature": 0, "prompt_logprobs": 1},
+    {"temperature": 1.1, "top_k": 300, "seed": 4},
+]
+# What needs lists of the step, of the slot, or counts.
+WITH_LISTS: list[dict[str, Any]] = [
+    {"temperature": 0, "logit_bias": ((9, 3.0),)},
+    {"temperature": 0, "repetition_penalty": 1.4},
+    {"temperature": 0.9, "seed": 5, "presence_penalty": 1.0},
+    {"temperature": 0, "bad_words": ((5,), (6, 7))},
+    {"temperature": 0, "ignore_eos": False, "min_tokens": 3},
+    {"temperature": 0, "logprobs": 2},
+]
+
+
+def asking(settings: Sequence[dict[str, Any]]) -> list[Request]:
+    rng = random.Random(len(settings))
+    return [
+        Request(
+            id=str(number),
+            prompt_token_ids=rng.choices(range(3, VOCABULARY), k=rng.randint(1, 50)),
+            sampling=SamplingParams(max_tokens=8, **{"ignore_eos": True, **setting}),
+        )
+        for number, setting in enumerate(settings)
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rows_without_lists_are_sampled_by_graphs(family: str, tmp_path: Path) -> None:
+    """The logits of Gemma 2 are capped in the graph."""
+    model, asked = loaded(family, tmp_path), asking([setting for setting in PLAIN if "prompt_logprobs" not in setting])
+    runner = captured(model)
+    assert generate(runner, asked) == generate(Poisoned(model), asked)
+    assert replays_of_sampling(runner) == sum(len(step.sampled) > 0 for step in runner.steps)
+
+
+@pytest.mark.parametrize("setting", WITH_LISTS, ids=lambda setting: list(setting)[-1])
+def test_rows_with_lists_are_sampled_outside_of_graphs(setting: dict[str, Any], tmp_path: Path) -> None:
+    model, asked = loaded("llama", tmp_path), asking([setting])
+    runner = captured(model)
+    assert generate(runner, asked) == generate(Poisoned(model), asked)
+    assert replays_of_sampling(runner) == 0
+
+
+@dataclass
+class Always:
+    """A grammar that allows one token."""
+
+    token: int
+    end: FinishReason | None = None
+    is_pending: bool = False
+
+    def fill_mask(self, mask: memoryview) -> None:
+        mask[self.token // 32] = 1 << self.token % 32
+
+    def accept(self, token: int) -> None:
+        """Nothing depends on the tokens."""
+
+
+def test_rows_with_a_grammar_are_sampled_outside_of_graphs(tmp_path: Path) -> None:
+    runner = captured(loaded("llama", tmp_path))
+    engine = Engine(runner, EngineConfig(model="", token_budget=BUDGET, max_sequences=8), grammars=Given(Always(70)))
+    (asked,) = asking([{"temperature": 0, "grammar": Grammar(kind="json_object")}])
+    engine.add(asked)
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += [token for output in engine.step().outputs for token in output.token_ids]
+    assert tokens == [70] * 8
+    assert replays_of_sampling(runner) == 0
+
+
+def test_graphs_sample_again_after_lists_and_counts_have_moved(tmp_path: Path) -> None:
+    """There are counts at first for no row, and lists for 1,024 elements."""
+    long = {"temperature": 0, "bad_words": tuple((9, token) for token in range(3, VOCABULARY))}
+    model = loaded("llama", tmp_path)
+    runner, eager = captured(model, max_sequences=12), Poisoned(model, max_sequences=12)
+    before = runner._sampler.lists.data_ptr(), len(runner._sampler.counts)
+    for settings in (PLAIN, [*WITH_LISTS, long, long], PLAIN):
+        asked = asking(settings)
+        assert generate(runner, asked) == generate(eager, asked)
+    assert runner._sampler.lists.data_ptr() != before[0]
+    assert len(runner._sampler.counts) > before[1]
+    assert replays_of_sampling(runner) > 16, "of both plain batches"
 
 
 def test_preempted_and_cached_sequences_give_the_tokens_of_eager_steps(tmp_path: Path) -> None:
@@ -261,10 +360,11 @@ def test_the_loader_captures_the_ladder_and_logs_one_line(
             progress = Mock()
             runner = with_cache(model, small, partial(gpu_runner, progress=progress))
         assert (runner.graphs is not None) == bool(lines)
-        assert progress.mock_calls == [call("capturing graphs", number / 2) for number in range(2 * lines)]
+        assert progress.mock_calls == [call("capturing graphs", number / 4) for number in range(4 * lines)]
         said = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
         assert len(said) == lines
-    assert re.fullmatch(r"captured 2 CUDA graphs of 4 to 16 tokens in \d+\.\d s: they take 2 MiB", said[0])
+    expected = r"captured 2 CUDA graphs of 4 to 16 tokens and 2 of 4 to 16 sampled rows in \d+\.\d s: they take 4 MiB"
+    assert re.fullmatch(expected, said[0])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +411,7 @@ def test_the_memory_of_graphs_is_not_given_to_the_cache(tmp_path: Path, monkeypa
     without, two = (
         measure_gpu_cache_memory(model, config(**small, cuda_graphs=chosen), gpu_runner) for chosen in ("off", "4,16")
     )
-    assert without.limit - two.limit == 2 << 20
+    assert without.limit - two.limit == 4 << 20, "two of forward passes and two of sampling"
 
 
 # --- The ladder ---

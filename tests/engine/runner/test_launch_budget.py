@@ -22,7 +22,9 @@ MOST_PER_LAYER = 9
 # for all experts, and the sum. A shared expert adds its MLP of three, its gate of two, a product and a sum.
 MOST_PER_MIXTURE, MOST_OF_SHARED_EXPERT = 13, 7
 MOST_OUTSIDE = 20
-MOST_REPLAYED = 8  # the upload, the graph, the head, and five kernels of the sampler
+# The upload, the graph of the forward pass, that of the head and the sampler, and the copy of the tokens to the host.
+MOST_REPLAYED = 4
+MOST_REPLAYED_WITH_LISTS = 9  # instead of the second graph the head and five kernels of the sampler
 
 # Qwen2's mixtures have a shared expert, and a bias that is added to queries, keys and values.
 SHARED_EXPERT = replace(
@@ -47,7 +49,7 @@ def test_a_mixed_step_stays_within_its_launches_and_waits_for_nothing(
     counted = count_launches(SAMPLING[sampling], size)
     assert counted.per_layer <= most_per_layer
     assert counted.outside <= MOST_OUTSIDE
-    assert counted.replayed <= MOST_REPLAYED
+    assert counted.replayed <= (MOST_REPLAYED_WITH_LISTS if "penalty" in sampling else MOST_REPLAYED)
     assert not counted.waits
 
 

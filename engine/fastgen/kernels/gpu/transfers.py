@@ -40,9 +40,9 @@ class HostCopy:
 
 
 def download(values: torch.Tensor) -> HostCopy:
-    """Start copying a tensor from a GPU to pinned memory. A tensor on a CPU is not copied."""
+    """Start copying a tensor from a GPU to pinned memory. On a CPU it is copied at once: a graph may overwrite it."""
     if values.device.type != "cuda":
-        return HostCopy(values, None)
+        return HostCopy(values.clone(), None)
     copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     copy.copy_(values, non_blocking=True)
     # Otherwise the wait would spin, and take a core from grammars and the HTTP process for most of a step.

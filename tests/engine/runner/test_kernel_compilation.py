@@ -131,6 +131,12 @@ def test_the_weights_are_read_meanwhile() -> None:
     assert (began, ended) == ((0.0,), (1.0,))
 
 
+def test_a_stand_in_is_aligned_as_its_tensor() -> None:
+    whole = torch.zeros(8, dtype=torch.int32)
+    offsets = [kernel_compilation._stand_in(whole[first:]).data_ptr() % 16 for first in (0, 1, 4)]
+    assert offsets == [0, 4, 0]
+
+
 class Kernel(KernelInterface):  # type: ignore[misc]
     """Records what is launched."""
 

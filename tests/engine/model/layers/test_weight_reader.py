@@ -119,11 +119,19 @@ def fail() -> None:
 
 
 def test_a_matrix_that_cannot_be_read_ends_the_load() -> None:
-    with (
-        pytest.raises(ModelError, match="tensor x cannot be read"),
-        WeightReader(CPU, DelayedCopier, 2) as reader,
-    ):
-        reader.read([Stored(matrices(1)[0], fail)], torch.float32)
+    submitted = threading.Event()
+
+    def fail_later() -> None:
+        assert submitted.wait(10)
+        fail()
+
+    def load() -> None:
+        with WeightReader(CPU, DelayedCopier, 2) as reader:
+            reader.read([Stored(matrices(1)[0], fail_later)], torch.float32)
+            submitted.set()
+
+    with pytest.raises(ModelError, match="tensor x cannot be read"):
+        load()
 
 
 def test_after_a_failure_the_rest_is_not_read() -> None:

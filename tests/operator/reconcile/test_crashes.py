@@ -126,6 +126,9 @@ class Life:
     writes: list[Request] = field(default_factory=list)
     killed: list[tuple[Moment, Request]] = field(default_factory=list)
     _processes: dict[str | None, Forked] = field(default_factory=dict)
+    # Held while operators are killed and started: a thread of the proxy does so, and the test at its end.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _has_ended: bool = False
 
     def plan(self, kills: dict[Write, Moment]) -> None:
         """Kill and restart all operators at these writes, counted from now on."""
@@ -144,7 +147,9 @@ class Life:
 
         def kill(moment: Moment, request: Request) -> None:
             write = kind_of(request), counts[kind_of(request)]
-            if kills.get(write) == moment:
+            with self._lock:
+                if self._has_ended or kills.get(write) != moment:
+                    return
                 del kills[write]
                 self.killed.append((moment, request))
                 classes = list(self._processes)
@@ -175,8 +180,9 @@ class Life:
         self._processes.clear()
 
     def stop(self) -> None:
-        self.proxy.before_response = self.proxy.after_response = lambda *_: None
-        self.end()
+        with self._lock:
+            self._has_ended = True
+            self.end()
 
     def lead(self, expected: dict[str, Any] | None = None) -> dict[str, Any]:
         """Create, edit, scale and delete; return the objects before the deletion.
@@ -264,7 +270,8 @@ class Life:
         try:
             eventually(look, within=60, what=f"generation {generation} of {self.namespace}")
         except TimeoutError as error:
-            alive = [process.poll() is None for process in self._processes.values()]
+            with self._lock:
+                alive = [process.poll() is None for process in self._processes.values()]
             status = self.admin.get(FASTGEN, self.namespace).get("status")
             error.add_note(f"operators alive: {alive}\nkilled: {self.killed}\nstatus: {json.dumps(status)}")
             error.add_note(self.log.read_text())

@@ -134,7 +134,7 @@ class EngineConfig:
     )
     swap_space: int = setting_field(
         0,
-        "Host memory for the KV of swapped sequences, for example 4GiB. 0 disables swapping.",
+        "Host memory for the KV of swapped sequences, for example 4Gi. 0 disables swapping.",
         kind="bytes",
         minimum=0,
         unit="bytes",

@@ -99,7 +99,11 @@ class Target:
     """Bounds the prompts of steps in which sequences decode. This base class sets no bound."""
 
     def allowance(self, load: StepLoad) -> Allowance:
-        """Return what the prompts of the next step may take; its tokens are those that fit without a context."""
+        """Return what the prompts of the next step may take.
+
+        `Allowance.tokens` is that of a chunk at the start of a prompt. Chunks over a context take longer, and
+        `Allowance.seconds` bounds them, too.
+        """
         return Allowance(load.backlog)
 
     def observe(self, prompt_tokens: int) -> None:

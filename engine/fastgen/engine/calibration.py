@@ -134,17 +134,17 @@ def measure(
     on_progress: Callable[[float], None] = lambda _fraction: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Measure steps of these sizes, in ascending order.
+    """Measure the times of steps by their size, by the KV of their decodes, and by the context of their chunks.
 
-    The fastest time of each size is kept, because noise only adds time. Sizes that do not fit in the KV cache are
+    The fastest time of each step is kept, because noise only adds time. Sizes that do not fit in the KV cache are
     skipped. If none fits, the largest step that does is measured.
 
     Args:
         runner: runs the steps; nothing else may use it meanwhile.
-        sizes: tokens of each step, ascending.
-        seconds: rounds are repeated until this time has passed, at most five in all.
+        sizes: tokens of the steps of the curve, ascending.
+        seconds: all steps are measured again until this time has passed, in at most five rounds.
         patience: larger sizes are skipped after this many in a row that give less than 1 % more throughput.
-        context: tokens in the context of each of the sequences that decode in every step, at most four.
+        context: tokens in the context of each sequence that decodes in the steps of the curve. There are at most four.
         on_progress: called with the completed fraction, 0 to 1.
         clock: in seconds.
     """
@@ -233,7 +233,10 @@ class _Bench:
         self.most_tokens = len(self._decoders) + prompts * self._longest_chunk
 
     def fill(self, most_tokens: int) -> None:
-        """Write the decoders' contexts in steps of at most `most_tokens`. This also warms up the kernels."""
+        """Write the decoders' contexts in steps of at most `most_tokens`, but at least a token of each.
+
+        This also warms up the kernels.
+        """
         while behind := [decoder for decoder in self._decoders if decoder.num_computed_tokens < self._context]:
             share = max(1, most_tokens // len(behind))
             starts = [decoder.num_computed_tokens for decoder in behind]

@@ -15,9 +15,10 @@ class Targets(ApiModel):
     """Latency and utilization targets that determine the number of replicas. They do not configure the engines."""
 
     time_to_first_token_milliseconds: int = Field(default=1000, ge=10, le=3_600_000)
-    """Target for the time from a request's arrival to its first token, in milliseconds. Replicas are added if the queue
-    of prompt tokens would last longer than a new replica takes to start, and kept while fewer could not compute it
-    within the target. The default of utilizationPercent depends on the target, too."""
+    """Target for the time from a request's arrival to its first token, in milliseconds. Replicas are added if the
+    prompt tokens that are still queued when a new replica is ready would take longer than half the target, or than the
+    start of a replica if that is longer; they are kept while fewer could not compute the queue within the target. The
+    default of utilizationPercent depends on the target, too."""
     inter_token_latency_milliseconds: int | None = Field(default=None, ge=1, le=60_000)
     """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is
     its token throughput with steps of at most this duration. The default is spec.engine.interTokenTarget, which bounds

@@ -53,7 +53,7 @@ class SupplyStatus(ApiModel):
     """Pods that crash, cannot start (for example, because their image cannot be pulled), or take much longer than usual
     to become ready."""
     lost: int | None = Field(default=None, ge=0)
-    """Pods whose node does not respond."""
+    """Pods whose node does not respond, or that still exist a minute after they should have been gone."""
     draining: int | None = Field(default=None, ge=0)
     """Pods that are being deleted, except lost ones."""
     pods: list[PodSupplyStatus] | None = Field(default=None, max_length=10)

@@ -142,7 +142,7 @@ class Autoscaler:
             words = (prefix, before.replicas, decision.replicas, decision.change.message)
             logger.info("%s/%s: %sfrom %d to %d replicas: %s", *key, *words)
         elif decision.hold is not None:
-            logger.info("%s/%s: held at %d replicas: %s", *key, decision.replicas, decision.hold.message)
+            logger.info("%s/%s: %sheld at %d replicas: %s", *key, prefix, decision.replicas, decision.hold.message)
 
 
 async def _repeat(period: float, begin: Callable[[], object]) -> None:

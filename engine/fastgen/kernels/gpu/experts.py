@@ -79,4 +79,7 @@ def experts(
 def check_routing(num_experts: int, top_k: int) -> None:
     """Raise a ValueError for numbers that `route_experts` does not take."""
     if num_experts > MAX_EXPERTS or not 0 < top_k <= min(MAX_TOP_K, num_experts):
-        raise ValueError(f"top {top_k} of {num_experts} experts: at most {MAX_TOP_K} of {MAX_EXPERTS} are supported")
+        raise ValueError(
+            f"top {top_k} of {num_experts} experts: 1 to {MAX_TOP_K} of at most {MAX_EXPERTS} are supported, no more "
+            "than there are"
+        )

@@ -64,7 +64,8 @@ class TokenFiles:
             )
         order = [*NAMES, *(name for name in named if name not in NAMES)]
         self.named = {name: self._token(name, named[name]) for name in order if _is_token(named.get(name))}
-        self.listed = [self._token("additional_special_tokens", token) for token in listed]
+        each = "each of additional_special_tokens (or extra_special_tokens)"
+        self.listed = [self._token(each, token) for token in listed]
         if decoder is not None:
             self.declared = self._declared_tokens(decoder)
         else:
@@ -92,7 +93,7 @@ class TokenFiles:
         if isinstance(value, str):
             return AddedToken(value, normalized=False, special=True)
         if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
-            raise ConfigError(f"{self._where}: {name} must be a string, or an object with the string content")
+            raise ConfigError(f'{self._where}: {name} must be a string, or an object whose "content" is a string')
         flags = {flag: value[flag] for flag in _FLAGS if flag in value}
         if not all(isinstance(flag, bool) for flag in flags.values()):
             raise ConfigError(f"{self._where}: {name}: {', '.join(flags)} must be true or false")

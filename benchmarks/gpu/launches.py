@@ -144,13 +144,13 @@ def _is_view(func: Any, result: Any, args: Any) -> bool:
     return not func._schema.is_mutable and bool(outputs) and outputs <= inputs
 
 
-def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small) -> Launches:
-    """Count a step of two decodes and a chunk, by the twins of a model with two and with four layers."""
-    counts = [_count(size, layers, sampling) for layers in (2, 4)]
+def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small, chunk: int = 20) -> Launches:
+    """Count a step of two decodes and a chunk of some tokens, by the twins of a model with two and with four layers."""
+    counts = [_count(size, layers, sampling, chunk) for layers in (2, 4)]
     few, many = (count.launches.total() for count in counts)
     per_layer = (many - few) / 2
     capture = _CountedCapture()
-    replayed = _count(size, 4, sampling, capture)
+    replayed = _count(size, 4, sampling, chunk, capture)
     return Launches(
         per_layer=per_layer,
         outside=few - 2 * per_layer,
@@ -160,13 +160,13 @@ def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small) -> La
 
 
 def _count(
-    size: ModelSize, num_layers: int, sampling: SamplingParams, capture: _CountedCapture | None = None
+    size: ModelSize, num_layers: int, sampling: SamplingParams, chunk: int, capture: _CountedCapture | None = None
 ) -> Counting:
     size = replace(size, config={**size.config, "num_hidden_layers": num_layers})
     ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.bfloat16)
-    step = Steps(ours, [(1, 30), (1, 40), (20, 30)], sampling).step
+    step = Steps(ours, [(1, 30), (1, 40), (chunk, chunk + 10)], sampling).step
     if capture is not None:
-        ours.runner.capture_graphs([32], capture)
+        ours.runner.capture_graphs([chunk + 2], capture)
     counting = Counting()
     with counting:
         ours.runner.launch(step).sample([])

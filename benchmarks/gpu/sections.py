@@ -26,7 +26,9 @@ from fastgen.bench.workload import Workload
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.engine.core import Engine
-from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
+from fastgen.kernels.gpu.attention import paged_attention
+from fastgen.kernels.gpu.attention_tiles import workspace_elements
+from fastgen.kernels.gpu.work_list import list_attention_work
 from fastgen.kv_cache.sizing import KVShape
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.device_input import DeviceRows
@@ -322,14 +324,13 @@ def _our_attention_seconds(bench: Bench, size: ModelSize, shape: Sequence[tuple[
     lengths = torch.tensor([length for _, length in shape], dtype=torch.int32, device=device)
     tables = torch.randperm(blocks * len(shape), device=device).int().view(len(shape), blocks)
     query = torch.randn(rows, a.num_heads, a.head_dim, device=device, dtype=bench.dtype)
-    workspace = torch.zeros(workspace_elements(a.num_heads, a.num_kv_heads, a.head_dim), device=device)
+    workspace = torch.zeros(workspace_elements(a.num_kv_heads, a.head_dim, device), device=device)
     out, starts = torch.empty_like(query), counts.cumsum(0).int()
 
     def run() -> None:
+        work = list_attention_work(query, cache.keys[0], starts, lengths)
         for keys, values in zip(cache.keys, cache.values, strict=True):
-            paged_attention(
-                out, query, keys, values, starts, lengths, tables, scale=a.attention_scale, workspace=workspace
-            )
+            paged_attention(out, query, keys, values, starts, lengths, tables, work, workspace, scale=a.attention_scale)
 
     return device_seconds(run, device, bench.sizes.seconds) / _ATTENTION_LAYERS
 

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Operations that each kind of device, or a specification, has a function for.
 OPERATIONS = (
-    "add_rms_norm", "commit_tokens", "embed", "experts", "gated_activation", "gelu_tanh_multiply", "multiply",
-    "narrowed", "paged_attention", "process_logits", "rms_norm", "rotary_cache", "route_experts", "sample_tokens",
-    "silu_multiply", "token_logprobs", "widened",
+    "add_rms_norm", "commit_tokens", "embed", "experts", "gated_activation", "gelu_tanh_multiply",
+    "list_attention_work", "multiply", "narrowed", "paged_attention", "process_logits", "rms_norm", "rotary_cache",
+    "route_experts", "sample_tokens", "silu_multiply", "token_logprobs", "widened",
 )  # fmt: skip
 ENGINE = {
     **dict.fromkeys(OPERATIONS, "one operation for several devices or types of value"),

@@ -31,7 +31,8 @@ from fastgen.core.sequence import RowParameters, Sequence  # noqa: E402
 from fastgen.core.step_output import TokenLogprobs  # noqa: E402
 from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
 from fastgen.engine.core import Engine  # noqa: E402
-from fastgen.kernels.gpu.attention import paged_attention, workspace_elements  # noqa: E402
+from fastgen.kernels.gpu.attention import paged_attention  # noqa: E402
+from fastgen.kernels.gpu.attention_tiles import workspace_elements  # noqa: E402
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation  # noqa: E402
 from fastgen.kernels.gpu.embedding import embed  # noqa: E402
 from fastgen.kernels.gpu.experts import experts, route_experts  # noqa: E402
@@ -40,6 +41,7 @@ from fastgen.kernels.gpu.sampling.logits import process_logits  # noqa: E402
 from fastgen.kernels.gpu.sampling.logprobs import token_logprobs  # noqa: E402
 from fastgen.kernels.gpu.sampling.tokens import commit_tokens, sample_tokens  # noqa: E402
 from fastgen.kernels.gpu.transfers import upload  # noqa: E402
+from fastgen.kernels.gpu.work_list import list_attention_work  # noqa: E402
 from fastgen.kv_cache.sizing import KVShape  # noqa: E402
 from fastgen.kv_cache.swap import CUDAStreams, Swapper  # noqa: E402
 from fastgen.kv_cache.tensors import KVCache  # noqa: E402
@@ -169,6 +171,7 @@ def test_rotary_cache(
 
 DECODES = ((1, 0), (1, 15), (1, 16), (1, 199), (1, 3000))  # rows and context of each sequence
 CHUNKS = ((1, 90), (1, 0), (40, 0), (21, 70), (130, 31), (300, 500))
+SKEWED = ((1, 20000), *((1, 500),) * 40, (5, 9000), (300, 12000), (8, 40), (3, 0))
 SHAPES = [(9, 3, 64), (32, 8, 128), (16, 8, 128), (8, 1, 256), (14, 2, 64), (4, 4, 80)]
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -203,27 +206,28 @@ class Step:
         self.starts = torch.tensor([0, *(rows for rows, _ in sequences), 0]).cumsum(0).int()  # and a padded sequence
         self.lengths = torch.tensor([*lengths, 0], dtype=torch.int32)
         self.query = torch.randn(int(self.starts[-1]) + 2, heads, head_dim).to(dtype)  # and two padded rows
-        self.workspace = torch.zeros(workspace_elements(heads, kv_heads, head_dim))
         self.scale = head_dim**-0.5
 
     def compare(self, device: torch.device, close: Any, **options: Any) -> None:
         if options.pop("sinks", None):
             options["sinks"] = torch.linspace(-2, 3, self.query.shape[1])
 
-        def run(*operands: torch.Tensor, workspace: torch.Tensor, **more: Any) -> torch.Tensor:
-            out = torch.full_like(operands[0], 7.0)
-            with_workspace = torch.full_like(out, 7.0)
-            paged_attention(out, *operands, scale=self.scale, **more)
-            for _ in range(2):  # the workspace is as it was after a launch
-                paged_attention(with_workspace, *operands, scale=self.scale, workspace=workspace.clone(), **more)
-            torch.testing.assert_close(with_workspace.float(), out.float(), **close)
-            return out
+        def run(*operands: torch.Tensor, **more: Any) -> torch.Tensor:
+            query, keys, _, starts, lengths, _ = operands
+            first, second = torch.full_like(query, 7.0), torch.full_like(query, 7.0)
+            _, kv_heads, _, head_dim = keys.shape
+            workspace = torch.zeros(workspace_elements(kv_heads, head_dim, query.device), device=query.device)
+            work = list_attention_work(query, keys, starts, lengths, more.get("window", 0))
+            for out in (first, second):  # the workspace is as it was after a launch
+                paged_attention(out, *operands, work, workspace, scale=self.scale, **more)
+            torch.testing.assert_close(first, second, **EXACT)
+            return first
 
         operands = self.query, self.keys, self.values, self.starts, self.lengths, self.tables
-        compare(device, run, *operands, workspace=self.workspace, close=close, **options)
+        compare(device, run, *operands, close=close, **options)
 
 
-@table(sequences=[DECODES, CHUNKS], shape=SHAPES, dtype=DTYPES)
+@table(sequences=[DECODES, CHUNKS, SKEWED], shape=SHAPES, dtype=DTYPES)
 def test_paged_attention(
     device: torch.device, sequences: tuple[tuple[int, int], ...], shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -132,6 +133,8 @@ class RecordingGPU:
                 ("current_stream", lambda *_args: self.stream),
                 ("synchronize", lambda *_args: self.record.append(Wait("host", "device"))),
                 ("cudart", lambda: self.runtime),
+                ("get_device_capability", lambda *_args: (9, 0)),
+                ("get_device_properties", lambda *_args: SimpleNamespace(multi_processor_count=132)),
             ):
                 stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
             stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor)))

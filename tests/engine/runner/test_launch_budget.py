@@ -11,13 +11,16 @@ import pytest
 import torch
 from benchmarks.gpu import launches
 from benchmarks.gpu.launches import SAMPLING, Counting, count_launches
+from benchmarks.gpu.models import Ours
 from benchmarks.gpu.sizes import TINY, ModelSize
+from benchmarks.gpu.steps import Steps
 
 from fastgen.kernels.gpu import transfers
 from fastgen.kernels.gpu.elementwise import gated_activation
 from fastgen.kernels.gpu.experts import experts, route_experts
 
 MOST_PER_LAYER = 9
+MOST_PER_CHUNK = 1  # more in a layer of a step of over 64 tokens: the attention of its chunks
 # Beside the six launches around it: the router's product, the choice of experts, two to sort their tokens, two products
 # for all experts, and the sum. A shared expert adds its MLP of three, its gate of two, a product and a sum.
 MOST_PER_MIXTURE, MOST_OF_SHARED_EXPERT = 13, 7
@@ -51,6 +54,25 @@ def test_a_mixed_step_stays_within_its_launches_and_waits_for_nothing(
     assert counted.outside <= MOST_OUTSIDE
     assert counted.replayed <= (MOST_REPLAYED_WITH_LISTS if "penalty" in sampling else MOST_REPLAYED)
     assert not counted.waits
+
+
+def test_a_step_of_many_tokens_has_one_more_launch_a_layer() -> None:
+    few, many = (count_launches(SAMPLING["greedy"], chunk=chunk) for chunk in (62, 63))
+    assert many.per_layer <= MOST_PER_LAYER + MOST_PER_CHUNK
+    assert (many.per_layer - few.per_layer, many.outside, many.replayed) == (1, few.outside, few.replayed)
+    assert not many.waits
+
+
+def test_the_work_of_attention_is_listed_once_for_each_window_of_a_step() -> None:
+    config = TINY.small.config | {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 20}
+    windows = replace(TINY.small, config=config | {"use_sliding_window": True, "num_hidden_layers": 4})
+    for size, lists in ((TINY.small, 1), (windows, 2)):
+        ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.float32)
+        step = Steps(ours, [(1, 30), (20, 30)]).step
+        with torch.inference_mode(), Counting() as counting:
+            ours.runner.launch(step)
+        assert counting.launches["_list_work"] == lists
+        assert counting.launches["paged_attention_kernel"] == ours.model.architecture.num_layers
 
 
 def test_waits_and_launches_are_told_from_views_and_allocations() -> None:

@@ -7,8 +7,6 @@ import torch
 from fastgen.kernels import reference
 from fastgen.kernels.gpu.operators import operator
 
-# Programs of a launch that take ranges of the keys of decodes: about two for each multiprocessor of an H100.
-SPLIT_PROGRAMS = 256
 # Largest dimension of a head for which there are kernels.
 MAX_HEAD_DIM = 256
 
@@ -22,9 +20,10 @@ def paged_attention(
     query_starts: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    work: torch.Tensor,  # noqa: ARG001
+    workspace: torch.Tensor,  # noqa: ARG001
     scale: float,
     sinks: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,  # noqa: ARG001
     window: int = 0,
     softcap: float = 0.0,
     key_scale: float = 1.0,
@@ -32,9 +31,9 @@ def paged_attention(
 ) -> None:
     """Write to `out` the causal attention of each row over the keys and values of its sequence.
 
-    The rows of sequence s are its last `query_starts[s + 1] - query_starts[s]` tokens. On a GPU this is one launch,
-    whose grid depends on shapes only, so it can be captured in a CUDA graph. Sums are float32; the weights of the
-    values are rounded to the dtype of the query.
+    The rows of sequence s are its last `query_starts[s + 1] - query_starts[s]` tokens. On a GPU this is one launch, or
+    one for decodes and one for chunks, whose grids depend on shapes only, so they can be captured in a CUDA graph. Sums
+    are float32; the weights of the values are rounded to the dtype of the query.
 
     Args:
         out: [T, heads, head_dim], dtype of the query, contiguous in the last dimension. Rows of no sequence are not
@@ -43,20 +42,21 @@ def paged_attention(
             multiple of the KV heads, and head_dim at most 256.
         key_cache, value_cache: [blocks, kv_heads, block_size, head_dim], contiguous in the last two dimensions, dtype
             of the query or float8_e4m3fn. Slots beyond a sequence's length are not read.
-        query_starts: int32 [S + 1], first row of each sequence and the total. Sequences without rows come last.
+        query_starts: int32 [S + 1], first row of each sequence and the total.
         seq_lens: int32 [S], keys of each sequence, including those of its rows.
         block_tables: int32 [S, M], blocks of each sequence in order. Entries beyond its length are not read.
+        work: what `list_attention_work` returned for this query, cache, `query_starts`, `seq_lens` and window.
+        workspace: float32 of `workspace_elements(...)` elements, zero before its first use, and not shared by launches
+            on different streams.
         scale: factor of the scores.
         sinks: float32 [heads], an additional score in each softmax, without a value (gpt-oss); None for none.
-        workspace: float32 of `workspace_elements(...)` elements, zero before its first use, and not shared by launches
-            on different streams; None not to split long decodes.
         window: number of keys that a token attends to, including its own; 0 for all.
         softcap: bound of the scores, applied by tanh (Gemma 2); 0 for none.
         key_scale, value_scale: factors of the cached keys and values.
 
     Raises:
-        ValueError: if the query does not fit the output or the cache; on a GPU also if there is no kernel for its heads
-            or the workspace is too small.
+        ValueError: if the query does not fit the output or the cache; on a GPU also if there is no kernel for its
+            heads, the work list is of another step or the workspace is too small.
     """
     check_shapes(out, query, key_cache, value_cache)
     starts = query_starts.tolist()
@@ -79,13 +79,3 @@ def check_shapes(out: torch.Tensor, query: torch.Tensor, key_cache: torch.Tensor
     _, kv_heads, _, head_dim = key_cache.shape
     if key_cache.shape != value_cache.shape or head_dim != query.shape[2] or query.shape[1] % kv_heads:
         raise ValueError(f"a query {tuple(query.shape)} does not fit a cache {tuple(key_cache.shape)}")
-
-
-def workspace_elements(heads: int, kv_heads: int, head_dim: int) -> int:
-    """Return the number of float32 elements of a workspace for launches of any size with these heads.
-
-    It holds counters of the decodes that may be split, and for each range of keys and each head head_dim sums, a
-    maximum and a norm. It takes 4 bytes an element: for 32 heads over 8 KV heads of 128, 4 * 266,496 bytes, about
-    1 MiB. Layers of different heads may share the largest workspace.
-    """
-    return SPLIT_PROGRAMS + 2 * (SPLIT_PROGRAMS // kv_heads) * heads * (head_dim + 2)

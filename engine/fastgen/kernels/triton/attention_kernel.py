@@ -1,24 +1,24 @@
-"""Paged attention of a whole step in one kernel.
+"""Paged attention of a step, by persistent programs that walk a work list.
 
-The rows of a step are packed: chunks and decodes of any length follow each other. A program computes one *tile*: up to
-BLOCK_M pairs of a query token and a query head that share a KV head, so that a KV tile is loaded once for all heads of
-its group and `tl.dot` is filled. Softmax is computed online (Milakov and Gimelshein, 2018; Dao et al., 2022).
+The rows of a step are packed: chunks and decodes of any length follow each other. A *tile* is up to BLOCK_M pairs of a
+query token and a query head that share a KV head, so that a KV tile is loaded once for all heads of its group and
+`tl.dot` is filled. Softmax is computed online (Milakov and Gimelshein, 2018; Dao et al., 2022).
 
-Grid. Sequence s owns the tiles from `query_starts[s] // BLOCK_Q + s` on, where BLOCK_Q is the number of tokens of a
-tile. This leaves at least ceil(rows / BLOCK_Q) tiles for each sequence, needs no lengths on the host, and lets a
-program find its sequence by binary search. Programs without rows return at once.
+Grid. There are as many programs as fit on the device at once, whatever the step is. Each computes the items that the
+work list has for it (`fastgen.kernels.gpu.work_list`): whole tiles, and parts of the ranges of keys of at most two
+others. It begins with the item after its first: all programs then read the keys of a chunk from the first one on, at
+about the same time, and find them in the L2 cache.
 
-Split decodes. A decode is one tile, and few long decodes would leave most multiprocessors idle. `SPLIT_PROGRAMS`
-further programs per launch are therefore divided evenly among the sequences of the step, as read on the device: each
-takes a range of the keys of one decode, and leaves an unnormalised sum in the workspace. The last program to finish a
-decode adds the sums, in the order of the ranges, whichever program that is: results do not depend on timing.
+Split tiles. A program leaves the unnormalised sum of a part in the workspace. The last program to finish a part of a
+tile adds the sums, in the order of the parts, whichever program that is: results do not depend on timing.
 
 Memory order of the reduction. A program's stores to the workspace precede a barrier of its threads. The barrier
-precedes the increment of the decode's counter by one thread, with acquire and release semantics at the scope of the
+precedes the increment of the tile's counter by one thread, with acquire and release semantics at the scope of the
 GPU. Releases are cumulative over the barrier, and increments of one counter form a release sequence. So the program
 that reads the last count observes all stores of the others: its threads wait at a second barrier, over which Triton
 distributes the count. They read past the L1 cache, and reset the counter by a plain store, which the next launch on
-the stream observes.
+the stream observes. In one launch each counter counts the parts of one tile, and each place of the workspace is written
+once.
 """
 
 from __future__ import annotations
@@ -28,35 +28,6 @@ import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
-
-
-@triton.jit
-def _num_occupied(query_starts, num_sequences, capacity):
-    """Return the number of sequences with rows, at least 1; those without follow them."""
-    total = tl.load(query_starts + capacity)
-    low = 0
-    high = num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_starts + middle) < total:
-            low = middle
-        else:
-            high = middle
-    return low + 1
-
-
-@triton.jit
-def _sequence_of_tile(query_starts, tile, num_sequences, BLOCK_Q: tl.constexpr):
-    """Return the last sequence whose first tile is at most `tile`."""
-    low = 0
-    high = num_sequences
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(query_starts + middle) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @triton.jit
@@ -139,149 +110,135 @@ def _store(
 
 
 @triton.jit(
-    do_not_specialize=["num_sequences", "capacity", "num_extra", "table_stride", "window"],
-    do_not_specialize_on_alignment=["query_starts", "seq_lens", "block_tables", "sinks"],
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=["work", "block_tables", "sinks"],
 )
 def paged_attention_kernel(
-    out, query, key_cache, value_cache, query_starts, seq_lens, block_tables, sinks, workspace,
-    scale, value_scale, softcap, window, num_sequences, capacity, num_extra,
+    out, query, key_cache, value_cache, work, block_tables, sinks, counters, partials,
+    scale, value_scale, softcap, window,
     out_row_stride, out_head_stride, query_row_stride, query_head_stride,
     key_block_stride, key_head_stride, value_block_stride, value_head_stride, table_stride,
-    GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DIAGONAL: tl.constexpr, SPLIT_TILES: tl.constexpr,
-    MERGED: tl.constexpr, NUM_COUNTERS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DIAGONAL: tl.constexpr, FIELDS: tl.constexpr,
+    ADDED_PAIRS: tl.constexpr, PADDED_PAIRS: tl.constexpr, ADDED_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of the step, or one range of the keys of a decode.
+    """Compute the items of a program for one KV head.
 
-    Grid: [kv heads, num_extra + tiles]. `scale` includes the factor log2(e). Without a workspace no decode is
-    split. DIAGONAL: visit fully visible KV tiles without a mask first. SPLIT_TILES: fewest KV tiles of a split. MERGED:
-    splits that are added at once. NUM_COUNTERS: elements of the workspace that precede the partial results.
+    Grid: [kv heads, programs]. `scale` includes the factor log2(e). `work` is this launch's part of the work list,
+    `counters` are [kv heads, programs], and `partials` hold the results of parts. DIAGONAL: visit fully visible KV
+    tiles without a mask first. ADDED_PAIRS, ADDED_PARTS: pairs of a split tile and parts of it that are added at once.
     """
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
-
-    occupied = 1
-    if workspace is not None:
-        occupied = _num_occupied(query_starts, num_sequences, capacity)
-    if program < num_extra:
-        sequence = program % occupied
-        split = 1 + program // occupied
-        tile = 0
-    else:
-        tile = program - num_extra
-        sequence = _sequence_of_tile(query_starts, tile, num_sequences, BLOCK_Q)
-        tile -= tl.load(query_starts + sequence) // BLOCK_Q + sequence
-        split = 0
-    start = tl.load(query_starts + sequence)
-    rows = tl.load(query_starts + sequence + 1) - start
-    length = tl.load(seq_lens + sequence)
-    num_tiles = tl.cdiv(rows, BLOCK_Q)
-    if tile >= num_tiles or (split > 0 and rows > 1):
-        return
-    # The last tile of a chunk sees the most keys: start it first.
-    first_token = (num_tiles - 1 - tile) * BLOCK_Q
-
-    context = length - rows
-    first_key = 0
-    if WINDOW:
-        first_key = tl.maximum(context + first_token - window + 1, 0)
-    end_key = tl.minimum(context + first_token + BLOCK_Q, length)
-    first_tile = first_key // BLOCK_N
-    end_tile = tl.cdiv(end_key, BLOCK_N)
-    num_splits = 1
-    if workspace is not None:  # noqa: SIM102 (Triton compiles the first condition away)
-        if rows == 1:
-            tiles = tl.maximum(tl.cdiv(end_tile - first_tile, 1 + num_extra // occupied), SPLIT_TILES)
-            num_splits = tl.cdiv(end_tile - first_tile, tiles)
-            first_tile += split * tiles
-            end_tile = tl.minimum(first_tile + tiles, end_tile)
-    if split >= num_splits:
-        return
-
-    pair = tl.arange(0, BLOCK_M)
-    token = first_token + pair // GROUP
-    head = kv_head * GROUP + pair % GROUP
-    valid = (pair < BLOCK_Q * GROUP) & (token < rows)
-    d = tl.arange(0, PADDED_DIM)
-    q = tl.load(
-        query + ((start + token).to(tl.int64) * query_row_stride + head * query_head_stride)[:, None] + d[None, :],
-        mask=valid[:, None] & (d < HEAD_DIM)[None, :],
-        other=0.0,
-    ).to(DTYPE)
-    position = context + token
+    num_programs = tl.num_programs(1)
     keys = key_cache + kv_head.to(tl.int64) * key_head_stride
     values = value_cache + kv_head.to(tl.int64) * value_head_stride
-    table = block_tables + sequence.to(tl.int64) * table_stride
+    d = tl.arange(0, PADDED_DIM)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    norm = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-    if DIAGONAL:
-        full_tile = tl.maximum(tl.minimum((context + first_token + 1) // BLOCK_N, end_tile), first_tile)
+    first_item = tl.load(work + 2 * program)
+    num_items = tl.load(work + 2 * program + 1) - first_item
+    # Offsets that are the same for all items would take registers in the loop over KV tiles if they were computed here.
+    for number in tl.range(0, num_items, disable_licm=True):
+        item = work + 2 * num_programs + (first_item + (number + 1) % num_items) * FIELDS
+        sequence = tl.load(item)
+        first_row = tl.load(item + 1)
+        num_tokens = tl.load(item + 2)
+        first_position = tl.load(item + 3)
+        first_tile = tl.load(item + 4)
+        end_tile = tl.load(item + 5)
+        split = tl.load(item + 6)
+        num_splits = tl.load(item + 7)
+
+        pair = tl.arange(0, BLOCK_M)
+        token = pair // GROUP
+        head = kv_head * GROUP + pair % GROUP
+        valid = token < num_tokens
+        q = tl.load(
+            query + ((first_row + token).to(tl.int64) * query_row_stride + head * query_head_stride)[:, None]
+            + d[None, :],
+            mask=valid[:, None] & (d < HEAD_DIM)[None, :],
+            other=0.0,
+        ).to(DTYPE)  # fmt: skip
+        position = first_position + token
+        table = block_tables + sequence.to(tl.int64) * table_stride
+        first_key = 0
+        if WINDOW:
+            first_key = tl.maximum(first_position - window + 1, 0)
+        end_key = first_position + num_tokens
+
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        norm = tl.zeros([BLOCK_M], tl.float32)
+        sums = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+        if DIAGONAL:
+            full_tile = tl.maximum(tl.minimum((first_position + 1) // BLOCK_N, end_tile), first_tile)
+            top, norm, sums = _attend(
+                q, position, top, norm, sums, keys, values, table, key_block_stride, value_block_stride,
+                first_tile, full_tile, first_key, end_key, scale, softcap, window,
+                HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, DTYPE, WINDOW, SOFTCAP, False,
+            )  # fmt: skip
+            first_tile = full_tile
         top, norm, sums = _attend(
             q, position, top, norm, sums, keys, values, table, key_block_stride, value_block_stride,
-            first_tile, full_tile, first_key, end_key, scale, softcap, window,
-            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, DTYPE, WINDOW, SOFTCAP, False,
+            first_tile, end_tile, first_key, end_key, scale, softcap, window,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, DTYPE, WINDOW, SOFTCAP, True,
         )  # fmt: skip
-        first_tile = full_tile
-    top, norm, sums = _attend(
-        q, position, top, norm, sums, keys, values, table, key_block_stride, value_block_stride,
-        first_tile, end_tile, first_key, end_key, scale, softcap, window,
-        HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, DTYPE, WINDOW, SOFTCAP, True,
-    )  # fmt: skip
 
-    if workspace is None or num_splits == 1:
-        _store(
-            out, start + token, head, valid, top, norm, sums, sinks, value_scale, out_row_stride, out_head_stride,
-            HEAD_DIM, PADDED_DIM,
-        )  # fmt: skip
-    else:
-        # Counters [kv heads, num_extra], at most NUM_COUNTERS; then sums [kv heads, 2 num_extra, GROUP, HEAD_DIM], top
-        # and norm [kv heads, 2 num_extra, GROUP]. Split i of a sequence is at i * occupied + sequence, which is less
-        # than 2 num_extra: there are at most 1 + num_extra // occupied splits.
-        num_partials = tl.num_programs(0) * 2 * num_extra * GROUP
-        counter = workspace.to(tl.pointer_type(tl.int32), bitcast=True) + kv_head * num_extra + sequence
-        partials = workspace + NUM_COUNTERS
-        tops = partials + num_partials * HEAD_DIM
-        norms = tops + num_partials
-        base = (kv_head * 2 * num_extra + sequence) * GROUP
-        row = base + split * occupied * GROUP + pair
-        tl.store(tops + row, top, mask=valid)
-        tl.store(norms + row, norm, mask=valid)
-        tl.store(
-            partials + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :],
-            sums,
-            mask=valid[:, None] & (d < HEAD_DIM)[None, :],
-        )
-        tl.debug_barrier()
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
-            tl.store(counter, 0)
-            member = tl.arange(0, PADDED_GROUP)
-            is_member = member < GROUP
-            all_top = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
-            all_norm = tl.zeros([PADDED_GROUP], tl.float32)
-            all_sums = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-            for first in range(0, num_splits, MERGED):
-                other = first + tl.arange(0, MERGED)
-                part = base + other[:, None] * (occupied * GROUP) + member[None, :]
-                mask = (other < num_splits)[:, None] & is_member[None, :]
-                part_top = tl.load(tops + part, mask=mask, other=float("-inf"), cache_modifier=".cg")
-                part_norm = tl.load(norms + part, mask=mask, other=0.0, cache_modifier=".cg")
-                part_sums = tl.load(
-                    partials + part.to(tl.int64)[:, :, None] * HEAD_DIM + d[None, None, :],
-                    mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :],
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                new_top = tl.where(is_member, tl.maximum(all_top, tl.max(part_top, 0)), 0.0)
-                weights = tl.exp2(part_top - new_top[None, :])
-                decay = tl.exp2(all_top - new_top)
-                all_norm = all_norm * decay + tl.sum(part_norm * weights, 0)
-                all_sums = all_sums * decay[:, None] + tl.sum(part_sums * weights[:, :, None], 0)
-                all_top = new_top
+        if num_splits == 1:
             _store(
-                out, start + tl.zeros([PADDED_GROUP], tl.int32), kv_head * GROUP + member, is_member,
-                all_top, all_norm, all_sums, sinks, value_scale, out_row_stride, out_head_stride, HEAD_DIM, PADDED_DIM,
+                out, first_row + token, head, valid, top, norm, sums, sinks, value_scale, out_row_stride,
+                out_head_stride, HEAD_DIM, PADDED_DIM,
             )  # fmt: skip
+        else:
+            # Sums [kv heads, 2 programs, BLOCK_M, HEAD_DIM], then top and norm [kv heads, 2 programs, BLOCK_M]. Part 0
+            # of a tile is in place 1 of its program, the others in place 0 of theirs.
+            num_partials = tl.num_programs(0) * num_programs * (2 * BLOCK_M)
+            tops = partials + num_partials.to(tl.int64) * HEAD_DIM
+            norms = tops + num_partials
+            base = kv_head * num_programs * 2
+            row = (base + 2 * program + tl.where(split == 0, 1, 0)) * BLOCK_M + pair
+            tl.store(tops + row, top, mask=valid)
+            tl.store(norms + row, norm, mask=valid)
+            tl.store(
+                partials + row.to(tl.int64)[:, None] * HEAD_DIM + d[None, :],
+                sums,
+                mask=valid[:, None] & (d < HEAD_DIM)[None, :],
+            )
+            first_program = program - split
+            counter = counters + kv_head * num_programs + first_program
+            tl.debug_barrier()
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_splits - 1:
+                tl.store(counter, 0)
+                for first_pair in range(0, num_tokens * GROUP, ADDED_PAIRS):
+                    member = tl.arange(0, PADDED_PAIRS)
+                    added = first_pair + member
+                    is_added = (member < ADDED_PAIRS) & (added < num_tokens * GROUP)
+                    all_top = tl.full([PADDED_PAIRS], float("-inf"), tl.float32)
+                    all_norm = tl.zeros([PADDED_PAIRS], tl.float32)
+                    all_sums = tl.zeros([PADDED_PAIRS, PADDED_DIM], tl.float32)
+                    for first_part in range(0, num_splits, ADDED_PARTS):
+                        other = first_part + tl.arange(0, ADDED_PARTS)
+                        other_place = base + 2 * (first_program + other) + (other == 0).to(tl.int32)
+                        part = (other_place * BLOCK_M)[:, None] + added[None, :]
+                        mask = (other < num_splits)[:, None] & is_added[None, :]
+                        part_top = tl.load(tops + part, mask=mask, other=float("-inf"), cache_modifier=".cg")
+                        part_norm = tl.load(norms + part, mask=mask, other=0.0, cache_modifier=".cg")
+                        part_sums = tl.load(
+                            partials + part.to(tl.int64)[:, :, None] * HEAD_DIM + d[None, None, :],
+                            mask=mask[:, :, None] & (d < HEAD_DIM)[None, None, :],
+                            other=0.0,
+                            cache_modifier=".cg",
+                        )
+                        new_top = tl.where(is_added, tl.maximum(all_top, tl.max(part_top, 0)), 0.0)
+                        # Subtracting infinities of pairs that have seen no key yet would give NaN.
+                        new_base = tl.where(new_top == float("-inf"), 0.0, new_top)
+                        weights = tl.exp2(part_top - new_base[None, :])
+                        decay = tl.exp2(all_top - new_base)
+                        all_norm = all_norm * decay + tl.sum(part_norm * weights, 0)
+                        all_sums = all_sums * decay[:, None] + tl.sum(part_sums * weights[:, :, None], 0)
+                        all_top = new_top
+                    _store(
+                        out, first_row + added // GROUP, kv_head * GROUP + added % GROUP, is_added,
+                        all_top, all_norm, all_sums, sinks, value_scale, out_row_stride, out_head_stride, HEAD_DIM,
+                        PADDED_DIM,
+                    )  # fmt: skip

@@ -106,7 +106,10 @@ def key(variant: Variant, target: int) -> VariantKey:
         sorted((name, str(value)) for name, value in part.items()) for part in (variant.signature, variant.constants)
     ]
     source = function_digest(variant.kernel.fn)
-    digest = hashlib.sha256(repr((described, variant.num_warps, variant.num_stages, source)).encode()).hexdigest()
+    options = [variant.num_warps, variant.num_stages]
+    if variant.max_registers is not None:
+        options.append(variant.max_registers)
+    digest = hashlib.sha256(repr((described, *options, source)).encode()).hexdigest()
     return _name(variant), variant.name, digest[:6], target
 
 
@@ -148,7 +151,7 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
         constexprs={(names.index(k),): value for k, value in variant.constants.items()},
         attrs={(names.index(k),): [["tt.divisibility", 16]] for k in aligned},
     )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages, "maxnreg": variant.max_registers}
     try:
         binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     except Exception as error:  # Triton's errors have no common type.

@@ -19,6 +19,7 @@ class Variant:
         constants: value of each `tl.constexpr` argument, and None for each pointer that is absent, by name.
         num_warps: warps of a program (32 threads each).
         num_stages: stages of software pipelining of loads; Triton's default is 3.
+        max_registers: of a thread; None: the compiler's choice.
         targets: compute capabilities that may choose it (80, 90, 100, 120); None: all.
     """
 
@@ -28,4 +29,5 @@ class Variant:
     constants: Mapping[str, Any]
     num_warps: int
     num_stages: int = 3
+    max_registers: int | None = None
     targets: tuple[int, ...] | None = None

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
+from fastgen.kernels.gpu.attention import paged_attention
+from fastgen.kernels.gpu.attention_tiles import workspace_elements
 from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation
 from fastgen.kernels.gpu.embedding import embed
 from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.kernels.gpu.rotary_cache import rotary_cache
+from fastgen.kernels.gpu.work_list import list_attention_work
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
 from fastgen.model.checkpoint.kv_scales import KVScales
@@ -57,7 +59,7 @@ class GPUBackend:
         self.kv_scales = kv_scales or (KVScales(),) * architecture.num_layers
         positions = torch.arange(max_positions, device=device)
         self.rotations = [tuple(part.contiguous() for part in rope(positions)) for rope in ropes]
-        elements = workspace_elements(architecture.num_heads, architecture.num_kv_heads, architecture.head_dim)
+        elements = workspace_elements(architecture.num_kv_heads, architecture.head_dim, device)
         self.workspace = torch.zeros(elements, device=device)
 
     def __call__(self, forward_input: DeviceInput, cache: KVCache) -> Operations:
@@ -73,6 +75,7 @@ class _GPUOperations(Operations):
         self._architecture = backend.architecture
         self._input = forward_input
         self._cache = cache
+        self._work: dict[int, torch.Tensor] = {}  # list of the step's attention, by window
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         assert isinstance(table, DeviceTable)
@@ -100,10 +103,12 @@ class _GPUOperations(Operations):
             a.rms_norm_eps, key_scale=scales.key, value_scale=scales.value,
         )  # fmt: skip
         queries = qkv.view(len(qkv), -1, a.head_dim)[:, : a.num_heads]
-        out = qkv.new_empty(len(qkv), a.num_heads, a.head_dim)
+        out, window = qkv.new_empty(len(qkv), a.num_heads, a.head_dim), kind.window or 0
+        if window not in self._work:
+            self._work[window] = list_attention_work(queries, keys, step.query_starts, step.seq_lens, window)
         paged_attention(
-            out, queries, keys, values, step.query_starts, step.seq_lens, step.block_tables, scale=a.attention_scale,
-            workspace=self._backend.workspace, window=kind.window or 0, softcap=a.attention_softcap or 0.0,
+            out, queries, keys, values, step.query_starts, step.seq_lens, step.block_tables, self._work[window],
+            self._backend.workspace, scale=a.attention_scale, window=window, softcap=a.attention_softcap or 0.0,
             key_scale=scales.key, value_scale=scales.value,
         )  # fmt: skip
         return out.flatten(1)

@@ -19,8 +19,10 @@ import torch
 from benchmarks.gpu.operator_bytes import attention_bytes
 
 from fastgen.kernels import reference
-from fastgen.kernels.gpu import attention
-from fastgen.kernels.gpu.attention import paged_attention, workspace_elements
+from fastgen.kernels.gpu import attention_tiles
+from fastgen.kernels.gpu.attention import paged_attention
+from fastgen.kernels.gpu.attention_tiles import classes_of, num_counters, workspace_elements
+from fastgen.kernels.gpu.work_list import list_attention_work, work_items
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -31,8 +33,10 @@ TOLERANCES = {
     torch.float16: {"atol": 2e-3, "rtol": 2e-3},
     torch.bfloat16: {"atol": 1e-6, "rtol": 2**-7},
 }
+CPU = torch.device("cpu")
 DECODES = ((1, 0), (1, 14), (1, 15), (1, 16), (1, 199), (3, 0), (9, 60))  # rows and context of each sequence
 CHUNKS = ((1, 90), (1, 0), (40, 0), (21, 70), (2, 31))
+VERIFIED = ((2, 140), (8, 300), (5, 11), (1, 70), (7, 0))
 
 
 @dataclass
@@ -76,16 +80,37 @@ class Step:
         """Return the rows of the sequences as float32."""
         out = torch.full_like(self.query, 7.0)
         options = {
-            "sinks": None, "workspace": None, "scale": self.head_dim**-0.5, "window": 0, "softcap": 0.0,
-            "key_scale": 1.0, "value_scale": 1.0,
+            "sinks": None, "scale": self.head_dim**-0.5, "window": 0, "softcap": 0.0, "key_scale": 1.0,
+            "value_scale": 1.0, "workspace": None,
         }  # fmt: skip
+        options |= self.options | changes
+        if options["workspace"] is None:
+            options["workspace"] = self.workspace()
+        if "work" not in options:
+            options["work"] = list_attention_work(*self.listed(), options["window"])
         inputs = (self.query, self.keys, self.values, self.starts, self.lengths, self.tables)
-        operator(out, *inputs, **(options | self.options | changes))
+        operator(out, *inputs, **options)
         assert (out[self.total :] == 7).all(), "a row of no sequence was written"
         return out[: self.total].float()
 
     def workspace(self) -> torch.Tensor:
-        return torch.zeros(workspace_elements(self.heads, self.kv_heads, self.head_dim))
+        """Return a workspace that is NaN but for its counters."""
+        workspace = torch.full((workspace_elements(self.kv_heads, self.head_dim, CPU),), torch.nan)
+        workspace[: num_counters(self.kv_heads, CPU)] = 0
+        return workspace
+
+    def listed(self) -> tuple[torch.Tensor, ...]:
+        """Return the operands of `list_attention_work`."""
+        return self.query, self.keys, self.starts, self.lengths
+
+    def num_splits(self) -> list[int]:
+        """Return the parts of each tile, by launch and row."""
+        window, found = self.options.get("window", 0), []
+        for tiles in classes_of(self.query, self.keys, len(self.lengths)):
+            programs = work_items(self.starts.tolist(), self.lengths.tolist(), tiles, window)
+            items = [item for items in programs for item in items]
+            found += [item.num_splits for item in sorted(items, key=lambda item: item.row) if item.split == 0]
+        return found
 
 
 def by_hand(step: Step) -> torch.Tensor:
@@ -152,7 +177,7 @@ def test_shapes_that_do_not_fit_are_rejected() -> None:
 def variation(sequences: tuple[tuple[int, int], ...], **changes: Any) -> Any:
     names = "-".join(f"{name}={value}" for name, value in changes.items() if name != "options")
     options = "-".join(changes.get("options", {}))
-    kind = {DECODES: "decodes", CHUNKS: "chunks"}.get(sequences, "few")
+    kind = {DECODES: "decodes", CHUNKS: "chunks", VERIFIED: "verified"}.get(sequences, "few")
     return pytest.param(sequences, changes, id="-".join(filter(None, (kind, names, options))))
 
 
@@ -168,6 +193,9 @@ VARIATIONS = [
     variation(CHUNKS, padded_rows=90, padded_sequences=1),
     variation(((1, 0),), padded_rows=1, padded_sequences=1),
     variation(((1, 300),)),
+    *(variation(VERIFIED, heads=2 * group) for group in (1, 4, 16)),
+    *(variation((*VERIFIED, (50, 0)), heads=2 * group) for group in (4, 32)),
+    variation(VERIFIED, options=OPTIONS["all"] | {"window": 110}),
     *(variation(rows, dtype=dtype) for rows in (DECODES, CHUNKS) for dtype in (torch.float16, torch.bfloat16)),
     variation(DECODES, cache_dtype=torch.float8_e4m3fn, options=OPTIONS["scales"]),
     variation(CHUNKS, cache_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16, options=OPTIONS["scales"]),
@@ -186,13 +214,13 @@ def test_a_step_without_sequences_writes_nothing(interpreted: Import) -> None:
     step.starts.zero_()
     step.lengths.zero_()
     step.total = 0
-    step.run(interpreted("attention").paged_attention, workspace=step.workspace())
+    kernels = interpreted("attention")
+    step.run(kernels.paged_attention, work=interpreted("work_list").list_attention_work(*step.listed()))
 
 
 def test_a_launch_depends_on_shapes_alone(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph repeats the grid and the numbers of its capture, whatever the lengths are."""
-    kernels = interpreted("attention")
-    use_split_programs(24, kernels, monkeypatch)
+    kernels, lists = interpreted("attention"), interpreted("work_list")
     launches: list[Any] = []
 
     def record(_self: Any, *arguments: Any, grid: Any, **keywords: Any) -> None:
@@ -204,9 +232,9 @@ def test_a_launch_depends_on_shapes_alone(interpreted: Import, monkeypatch: pyte
     for sequences in (((1, 500), (1, 3), (70, 20)), ((72, 0),), ((9, 300), *((1, 0),) * 7)):
         step = Step(sequences, padded_rows=80 - sum(rows for rows, _ in sequences), padded_sequences=8 - len(sequences))
         step.tables = table
-        step.run(kernels.paged_attention, workspace=step.workspace())
-    assert len(launches) == 3
-    assert launches[0] == launches[1] == launches[2]
+        step.run(kernels.paged_attention, work=lists.list_attention_work(*step.listed()))
+    assert len(launches) == 9, "the list, decodes and chunks of each step"
+    assert launches[:3] == launches[3:6] == launches[6:]
 
 
 def test_keys_before_the_window_are_not_read(interpreted: Import) -> None:
@@ -225,7 +253,8 @@ def test_large_scores_neither_overflow_nor_lose_the_maximum(interpreted: Import)
 
 def test_float8_is_decoded_on_devices_without_it(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = interpreted("attention")
-    monkeypatch.setattr(kernels, "_capability", lambda _: 80)
+    for module in (kernels, attention_tiles):
+        monkeypatch.setattr(module, "capability", lambda _: 80)
     step = Step(((32, 0),), cache_dtype=torch.float8_e4m3fn, options={"window": 1})  # a row is its own value
     values = torch.arange(256, dtype=torch.uint8)
     values = values[values & 0x7F != 0x7F]  # NaN
@@ -235,7 +264,7 @@ def test_float8_is_decoded_on_devices_without_it(interpreted: Import, monkeypatc
 
 
 LONG = ((1, 149), (1, 90), (1, 4), (1, 120))
-LONG_AND_CHUNK = ((1, 100), (1, 180), (63, 20))
+LONG_AND_CHUNK = ((1, 400), (1, 180), (2, 300), (63, 120))
 
 
 @pytest.mark.parametrize(
@@ -245,58 +274,65 @@ LONG_AND_CHUNK = ((1, 100), (1, 180), (63, 20))
         variation(LONG, options=OPTIONS["all"] | {"window": 110}),
         variation(LONG, padded_rows=12, padded_sequences=12),
         variation(LONG_AND_CHUNK, options={"sinks": sinks(4)}),
+        variation(LONG_AND_CHUNK, options={"window": 150}, head_dim=128, dtype=torch.float16),
+        variation(((5, 400), (90, 500)), heads=12, kv_heads=2, dtype=torch.float16),
+        variation(((90, 50),), heads=64, kv_heads=2, dtype=torch.float16),
+        variation(((90, 500),), head_dim=256, options={"window": 20}),  # some rows see no key of the first part
         variation(((1, 130),), heads=16, kv_heads=1, head_dim=256),  # partial sums are added one by one
         variation(((1, 130),), heads=8, kv_heads=1, head_dim=256),  # and four at a time
     ],
 )
-def test_split_decodes_equal_unsplit_ones(
+def test_split_tiles_equal_whole_ones(
     sequences: Any, changes: dict[str, Any], interpreted: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = interpreted("attention")
-    use_split_programs(24, kernels, monkeypatch)
+    launch = interpreted("attention").paged_attention
     step = Step(sequences, **changes)
-    workspace = step.workspace()
-    workspace[24:] = torch.nan  # all but the counters
-    unsplit = step.run(kernels.paged_attention)
-    split = step.run(kernels.paged_attention, workspace=workspace)
-    assert not workspace.isnan().all(), "no decode was split"
-    torch.testing.assert_close(split, unsplit, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(split, step.run(paged_attention), atol=3e-6, rtol=1e-5)
+    use_multiprocessors(0, monkeypatch)
+    assert set(step.num_splits()) == {1}
+    whole = step.run(launch)
+    use_multiprocessors(16, monkeypatch)
+    assert max(step.num_splits()) > 1
+    close = {"atol": 2e-6, "rtol": 1e-5} if step.dtype == torch.float32 else TOLERANCES[step.dtype]
+    split = step.run(launch)
+    torch.testing.assert_close(split, whole, **close)
+    torch.testing.assert_close(split, step.run(paged_attention), **TOLERANCES[step.dtype])
 
 
-@pytest.mark.parametrize(("programs", "splits"), [(0, 1), (6, 1), (8, 2), (16, 3), (64, 3)])
-def test_split_programs_are_shared_among_the_sequences(
-    programs: int, splits: int, interpreted: Import, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four decodes of 150 keys over two KV heads: a split leaves a norm for each head."""
-    kernels = interpreted("attention")
-    use_split_programs(programs, kernels, monkeypatch)
-    step = Step(((1, 149),) * 4, padded_sequences=3, padded_rows=3)
-    workspace = step.workspace().fill_(torch.nan)
-    partials = 2 * (programs // 2) * step.heads
-    workspace[:programs] = 0
-    out = step.run(kernels.paged_attention, workspace=workspace)
-    torch.testing.assert_close(out, step.run(paged_attention), atol=3e-6, rtol=1e-5)
-    norms = workspace[programs + partials * (step.head_dim + 1) :]
-    assert len(norms) == partials
-    assert (~norms.isnan()).sum() == (4 * step.heads * splits if splits > 1 else 0)
+def test_chunks_and_rows_to_verify_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_multiprocessors(16, monkeypatch)
+    decodes, chunk = Step(((2, 300), (1, 400))).num_splits(), Step(((70, 600),)).num_splits()
+    assert min(decodes) > 1
+    assert min(chunk) > 1
 
 
 def test_a_workspace_serves_launch_after_launch(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = interpreted("attention")
-    use_split_programs(24, kernels, monkeypatch)
+    use_multiprocessors(12, monkeypatch)
     workspace = Step(LONG).workspace()
     for sequences in (LONG, LONG_AND_CHUNK, LONG[:1]):
         step = Step(sequences)
+        assert max(step.num_splits()) > 1
         out = step.run(kernels.paged_attention, workspace=workspace)
-        assert not workspace[:24].view(torch.int32).any(), "a counter was not reset"
+        assert not workspace[: num_counters(2, CPU)].view(torch.int32).any(), "a counter was not reset"
         torch.testing.assert_close(out, step.run(paged_attention), atol=3e-6, rtol=1e-5)
+
+
+def test_the_order_of_programs_changes_no_bit(interpreted: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs programs in the order of the grid; the last of a tile's adds its parts, whichever it is."""
+    kernels = interpreted("attention")
+    use_multiprocessors(12, monkeypatch)
+    step = Step(LONG_AND_CHUNK)
+    expected = step.run(kernels.paged_attention)
+    grids = importlib.import_module("triton.runtime.interpreter")
+    backwards = lambda *bounds: reversed(range(*bounds)) if len(bounds) == 1 else range(*bounds)  # noqa: E731
+    monkeypatch.setattr(grids, "range", backwards, raising=False)
+    assert torch.equal(step.run(kernels.paged_attention), expected)
 
 
 def test_partial_sums_are_visible_to_the_program_that_adds_them() -> None:
     """Every thread's stores, a barrier, the counter, a barrier, loads past the L1 cache: in the code for sm_90."""
     kernels = importlib.import_module("fastgen.kernels.triton.attention")
-    variant = next(v for v in kernels.VARIANTS if v.name == "decodes-bf16-bf16-64-global-16x64x3")
+    variant = next(v for v in kernels.VARIANTS if v.name.startswith("decodes-bf16-bf16-64-global-"))
     accesses = re.findall(r"\b(?:st\.global|ld\.global|atom|bar\.sync)[.\w]*", ptx(variant, 90))
     counter = accesses.index("atom.global.gpu.acq_rel.add.u32")
     assert "st.global" in accesses[counter - 2]
@@ -320,35 +356,29 @@ def ptx(variant: Any, target: int) -> str:
             if kind.endswith(":16")
         },
     )
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps, "num_stages": variant.num_stages, "maxnreg": variant.max_registers
+    }  # fmt: skip
     gpu = triton.backends.compiler.GPUTarget("cuda", target, 32)
     return str(triton.compile(source, target=gpu, options=options).asm["ptx"])
 
 
-def test_a_small_workspace_is_rejected(interpreted: Import) -> None:
-    step = Step(LONG)
+def test_a_small_workspace_and_the_work_of_another_step_are_rejected(interpreted: Import) -> None:
+    step, launch = Step(LONG), interpreted("attention").paged_attention
     with pytest.raises(ValueError, match="too small"):
-        step.run(interpreted("attention").paged_attention, workspace=step.workspace()[:-1])
+        step.run(launch, workspace=step.workspace()[:-1])
+    with pytest.raises(ValueError, match="not that of this step"):
+        step.run(launch, work=list_attention_work(*Step(LONG[:3]).listed()))
 
 
-def use_split_programs(number: int, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kernels, attention):
-        monkeypatch.setattr(module, "SPLIT_PROGRAMS", number)
+def use_multiprocessors(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_tiles, "num_multiprocessors", lambda _: number)
 
 
 def test_a_head_size_without_a_kernel_is_rejected(interpreted: Import) -> None:
     step = Step(((1, 3),), head_dim=320)
     with pytest.raises(ValueError, match="320"):
-        step.run(interpreted("attention").paged_attention)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_sequences", "block_m"), [(1, 256, 16), (256, 256, 16), (64, 1, 16), (65, 1, 128), (512, 256, 128)]
-)
-def test_tiles_are_small_in_steps_of_few_rows_or_only_decodes(
-    num_rows: int, num_sequences: int, block_m: int, interpreted: Import
-) -> None:
-    assert interpreted("attention").choose(num_rows, num_sequences, 4, 128, 2, 90).block_m == block_m
+        step.run(interpreted("attention").paged_attention, work=torch.empty(0), workspace=torch.empty(0))
 
 
 def test_bytes_count_each_key_and_value_once() -> None:

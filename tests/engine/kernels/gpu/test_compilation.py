@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 
+from fastgen.kernels.gpu import attention_tiles
+
 BENCHMARKS = Path(__file__).parents[4] / "docs/benchmarks"
 FILE = BENCHMARKS / "gpu-compilation.csv"
 COMPLETE = "run `python -m fastgen.kernels.triton.compilation --file docs/benchmarks/gpu-compilation.csv`"
@@ -63,7 +65,7 @@ def test_names_of_variants_are_unique_and_every_kernel_has_one() -> None:
     assert len(names) == len(set(names))
     kernels = {name.partition("/")[0] for name in names}
     expected = {"add_rms_norm", "gated_activation", "embed", "rotary_cache", "route_experts"}
-    expected |= {"count_pairs", "sort_pairs", "gate_up", "down", "sum_shares"}
+    expected |= {"count_pairs", "sort_pairs", "gate_up", "down", "sum_shares", "list_work"}
     assert expected <= {kernel.partition(".")[2] for kernel in kernels}
 
 
@@ -156,10 +158,11 @@ def test_a_changed_configuration_is_another_row() -> None:
     changed = [
         replace(variant, num_warps=variant.num_warps + 1),
         replace(variant, num_stages=variant.num_stages + 1),
+        replace(variant, max_registers=64),
         replace(variant, constants={**variant.constants, "BLOCK": 7}),
         replace(variant, signature={**variant.signature, "out": "*i8"}),
     ]
-    assert len({module.key(one, 90) for one in [variant, *changed]}) == 5
+    assert len({module.key(one, 90) for one in [variant, *changed]}) == 6
 
 
 KERNEL = '''
@@ -230,7 +233,6 @@ def test_a_kernel_with_the_same_tokens_keeps_its_row(digest: Callable[[str], str
 
 def test_every_configuration_that_attention_may_choose_is_compiled() -> None:
     module = importlib.import_module("fastgen.kernels.triton.compilation")
-    attention = importlib.import_module("fastgen.kernels.triton.attention")
     element_bytes = {"*bf16:16": 2, "*fp16:16": 2, "*fp32:16": 4, "*fp8e4nv:16": 1, "*u8:16": 1}
     compiled, chosen = set(), set()
     for variant in module.variants("paged_attention"):
@@ -238,10 +240,11 @@ def test_every_configuration_that_attention_may_choose_is_compiled() -> None:
         sizes = of["PADDED_DIM"], of["BLOCK_M"], of["BLOCK_N"], variant.num_warps, variant.num_stages
         size = element_bytes[variant.signature["key_cache"]]
         compiled |= {(target, size, *sizes) for target in module.targets(variant)}
-    for target, size, head_dim, group, num_rows, num_sequences in itertools.product(
-        module.SHARED_MEMORY_LIMITS, (1, 2, 4), (16, 64, 80, 128, 160, 256), (1, 4, 7, 16), (1, 64, 65, 8192), (1, 256)
+    for target, size, head_dim, group, num_rows in itertools.product(
+        module.SHARED_MEMORY_LIMITS, (1, 2, 4), (16, 64, 80, 128, 160, 256), (1, 4, 7, 16), (1, 64, 65, 8192)
     ):
-        c = attention.choose(num_rows, num_sequences, group, head_dim, size, target)
-        padded = max(64, 1 << (head_dim - 1).bit_length())
-        chosen.add((target, size, padded, c.block_m, c.block_n, c.num_warps, c.num_stages))
+        for launch in attention_tiles.tile_classes(num_rows, 256, group, 1, head_dim, size, target, 132):
+            c = launch.configuration
+            padded = attention_tiles.padded_dim(head_dim)
+            chosen.add((target, size, padded, c.block_m, c.block_n, c.num_warps, c.num_stages))
     assert chosen == compiled

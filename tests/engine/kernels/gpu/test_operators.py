@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastgen.kernels.gpu import attention, elementwise, embedding, experts, rotary_cache
+from fastgen.kernels.gpu import attention, elementwise, embedding, experts, rotary_cache, work_list
 from fastgen.kernels.gpu.operators import launch_function
 from fastgen.kernels.gpu.sampling import logits, logprobs, tokens
 
 OPERATORS: dict[str, Any] = {
     "paged_attention": attention.paged_attention,
+    "list_attention_work": work_list.list_attention_work,
     "add_rms_norm": elementwise.add_rms_norm,
     "gated_activation": elementwise.gated_activation,
     "embed": embedding.embed,

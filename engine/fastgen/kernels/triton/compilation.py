@@ -56,6 +56,9 @@ class Compiled:
         registers: of a thread.
         spilled_bytes: local memory of a thread, where registers are spilled to.
         shared_kib: shared memory of a program.
+        products: instructions of its matrix products: wgmma, tcgen05, mma, or empty.
+        copies: bytes of the asynchronous copies to shared memory, and `tma` for those of whole tiles: `4 16`.
+        buffers: fewest buffers of a tile that a pipelined loop loads; 0 if there is none.
         error: last line of the compiler's error, or empty; the numbers are 0 if there is one.
     """
 
@@ -66,6 +69,9 @@ class Compiled:
     registers: int = 0
     spilled_bytes: int = 0
     shared_kib: float = 0.0
+    products: str = ""
+    copies: str = ""
+    buffers: int = 0
     error: str = ""
 
     @property
@@ -158,7 +164,9 @@ def compile_variant(variant: Variant, target: int) -> Compiled:
         message = str(error).strip() or type(error).__name__
         return Compiled(*key(variant, target), error=message.splitlines()[-1])
     registers, spilled = _resources(binary.asm["cubin"])
-    return Compiled(*key(variant, target), registers, spilled, binary.metadata.shared / 1024)
+    shared, code = binary.metadata.shared / 1024, binary.asm["ptx"]
+    loads = _products(code), _copies(code), _buffers(binary.asm["ttgir"])
+    return Compiled(*key(variant, target), registers, spilled, shared, *loads)
 
 
 def table_page(results: Sequence[Compiled]) -> str:
@@ -188,6 +196,9 @@ def read_table(file: Path) -> dict[VariantKey, Compiled]:
                 int(row["registers"]),
                 int(row["spilled_bytes"]),
                 float(row["shared_kib"]),
+                row["products"],
+                row["copies"],
+                int(row["buffers"]),
                 row["error"],
             )
             for row in csv.DictReader(lines)
@@ -196,12 +207,13 @@ def read_table(file: Path) -> dict[VariantKey, Compiled]:
 
 
 def write(file: Path, results: Sequence[Compiled]) -> None:
-    """Write a row for each result."""
-    names = [field.name for field in fields(Compiled)]
-    with file.open("w", newline="") as lines:
+    """Write a row for each result. The file is replaced at once, so that an interruption loses no row."""
+    names, unfinished = [field.name for field in fields(Compiled)], file.with_suffix(".unfinished")
+    with unfinished.open("w", newline="") as lines:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(names)
         writer.writerows([getattr(result, name) for name in names] for result in results)
+    unfinished.replace(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -238,6 +250,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _name(variant: Variant) -> str:
     return str(variant.kernel.__name__).removeprefix("_")
+
+
+def _products(ptx: str) -> str:
+    """Return the instructions of the matrix products: at most one kind, or empty."""
+    kinds = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}
+    return next((name for name, instruction in kinds.items() if instruction in ptx), "")
+
+
+def _copies(ptx: str) -> str:
+    """Return the bytes of asynchronous copies, ascending, and `tma` if there are tensor copies."""
+    # cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10;
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global\s+\[[^]]*\],\s*\[[^]]*\],\s*(\w+)", ptx)
+    found = [str(size) for size in sorted({int(size, 0) for size in sizes})]
+    return " ".join(found + ["tma"] * ("cp.async.bulk.tensor" in ptx))
+
+
+def _buffers(ttgir: str) -> int:
+    """Return the fewest buffers of a tile in shared memory: the first of three dimensions of its allocation."""
+    # ttg.local_alloc : () -> !ttg.memdesc<2x128x64xbf16, #shared, #smem, mutable>
+    return min(
+        (int(count) for count in re.findall(r"ttg\.local_alloc[^\n]*memdesc<(\d+)x\d+x\d+x[a-z]", ttgir)), default=0
+    )
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

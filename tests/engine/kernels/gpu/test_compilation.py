@@ -8,7 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +91,42 @@ def test_the_file_has_a_good_row_for_each_of_todays_configurations() -> None:
     assert len(FILE.read_text().splitlines()) == len(rows) + 1, "a row is not good, or twice there"
 
 
+def test_products_copies_and_buffers_are_read_from_the_code() -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    copies = """
+        cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10;
+        @%p2 cp.async.ca.shared.global [ %r2 + 0 ], [ %rd2 + 0 ], 0x4, %r7;
+        cp.async.cg.shared.global [ %r3 + 16 ], [ %rd3 + 0 ], 0x10, %r8;
+        cp.async.commit_group;
+    """
+    tensor = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}];"
+    assert module._copies(copies) == "4 16"
+    assert module._copies(copies + tensor) == "4 16 tma"
+    assert module._copies("ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [ %rd1 + 0 ];") == ""
+    products = ["wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", "tcgen05.mma.cta_group::1.kind::f16 [ %r1 ]"]
+    products += ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "fma.rn.f32 %f1, %f2, %f3;"]
+    assert [module._products(line) for line in products] == ["wgmma", "tcgen05", "mma", ""]
+    allocations = """
+        %1 = ttg.local_alloc %q : (tensor<128x128xbf16, #blocked>) -> !ttg.memdesc<128x128xbf16, #shared, #smem>
+        %2 = ttg.local_alloc : () -> !ttg.memdesc<2x64xi32, #shared1, #smem, mutable>
+        %3 = ttg.local_alloc : () -> !ttg.memdesc<3x128x64xbf16, #shared, #smem, mutable>
+        %4 = ttg.local_alloc : () -> !ttg.memdesc<2x64x128xbf16, #shared, #smem, mutable>
+    """
+    assert module._buffers(allocations) == 2
+    assert module._buffers("%1 = tt.load %2 : tensor<128x!tt.ptr<f32>>") == 0
+
+
+def test_attention_multiplies_chunks_by_warp_groups_and_loads_decodes_into_two_buffers() -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    rows = [row for row in module.read_table(FILE).values() if row.kernel == "paged_attention_kernel"]
+    chunks, decodes = (
+        [row for row in rows if row.target in (90, 100) and row.variant.startswith((f"{kind}-bf16-", f"{kind}-fp16-"))]
+        for kind in ("chunks", "decodes")
+    )
+    assert {(row.target, row.products) for row in chunks} == {(90, "wgmma"), (100, "tcgen05")}
+    assert {row.buffers for row in decodes if "-fp8" not in row.variant} == {2}
+
+
 def test_the_page_shows_the_most_of_each_kernel() -> None:
     module = importlib.import_module("fastgen.kernels.triton.compilation")
     rows = list(module.read_table(FILE).values())
@@ -134,6 +170,21 @@ def test_a_file_is_completed_and_what_does_not_fit_is_compiled_again(
         rows = module.read_table(file)
         assert list(rows) == wanted
         assert (rows[wanted[1]].registers, rows[wanted[2]].registers) == (7, 9)
+
+
+def test_an_interrupted_write_loses_no_row(tmp_path: Path) -> None:
+    module = importlib.import_module("fastgen.kernels.triton.compilation")
+    file = tmp_path / "compiled.csv"
+    rows = [module.Compiled("kernel", "variant", "abc123", target, registers=7) for target in (80, 90)]
+    module.write(file, rows)
+
+    def interrupted() -> Iterator[object]:
+        yield rows[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module.write(file, interrupted())
+    assert list(module.read_table(file).values()) == rows
 
 
 def test_a_variant_that_does_not_fit_is_named_and_fails_the_command(

@@ -78,7 +78,7 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
         open_nodes = [node for node in chosen if _is_tolerated(replica, node, tolerated, extended)]
         fitting = [node for node in open_nodes if _has_room(node, wanted)]
         if fitting and len(fitting) == len(nodes):
-            return ANYWHERE
+            return Placement(tolerated=tolerated)
         if fitting:
             return Placement(tuple(sorted(map(_host, fitting)))[:_MOST_NODES], tolerated)
     return Placement(requests=extended)

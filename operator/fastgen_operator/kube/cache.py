@@ -164,14 +164,15 @@ class _Store:
 
         Cached objects newer than the list stay. If the list is older than the previous one, all objects are replaced.
         """
-        if version < self._listed.get(namespace, 0):
-            self._forget(namespace)
+        went_backwards = version < self._listed.get(namespace, 0)
         present = {_key(obj) for obj in listed}
         gone = [
             obj
             for key, obj in self.objects.items()
-            if key not in present and namespace in (None, key[0]) and version_of(obj) <= version
+            if key not in present and namespace in (None, key[0]) and (went_backwards or version_of(obj) <= version)
         ]
+        if went_backwards:
+            self._forget(namespace)
         for obj in gone:
             self.remove(_key(obj), version)
         updated = [obj for obj in listed if self.put(obj)]

@@ -77,6 +77,7 @@ def needs(key: str, operator: str, *values: str) -> Object:
         # Taints: only those that a replica tolerates, unless an admission plugin adds the toleration to replicas.
         (ONE_GPU, [WITH, TAINTED, WITHOUT], Placement(("host-a",))),
         (ONE_GPU, [TAINTED, WITHOUT], Placement(("host-t",), (GPU,))),
+        (ONE_GPU, [TAINTED], Placement(tolerated=(GPU,))),
         (
             {**ONE_GPU, "scheduling": {"tolerations": [{"key": GPU, "operator": "Exists"}]}},
             [TAINTED, WITHOUT],

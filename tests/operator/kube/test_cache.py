@@ -95,8 +95,10 @@ def test_versions_that_go_backwards_after_a_restore_are_accepted() -> None:
     cache = InformerCache()
     cache.put(POD, pod("a", 50))
     cache.put(POD, pod("b", 60))
-    cache.replace(POD, None, [pod("a", 50), pod("b", 60)], "70")
-    assert cache.replace(POD, None, [pod("a", 20)], "30") == {("space", "chat")}
+    cache.put(POD, pod("c", 60, owner="gone"))
+    cache.replace(POD, None, [pod("a", 50), pod("b", 60), pod("c", 60, owner="gone")], "70")
+    assert cache.replace(POD, None, [pod("a", 20)], "30") == {("space", "chat"), ("space", "gone")}
+    assert versions(cache, "gone") == {}
     assert versions(cache) == {"a": "20"}
     cache.put(POD, pod("a", 31))
     assert versions(cache) == {"a": "31"}

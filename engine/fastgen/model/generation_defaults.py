@@ -124,6 +124,14 @@ def generation_defaults(name: str, model: Path | Mapping[str, Any]) -> Generatio
     return defaults
 
 
+def in_words(defaults: GenerationDefaults) -> str:
+    """Return defaults as a log shows them: `temperature 0.6, 2 banned sequences of tokens`."""
+    words = [f"{name} {value:g}" for name, value in defaults.items() if name != "bad_words"]
+    if banned := defaults.get("bad_words"):
+        words.append(f"{len(banned)} banned sequences of tokens")
+    return ", ".join(words)
+
+
 def _number(path: Path, key: str, value: Any, *, is_integer: bool) -> float:
     """Return a number of the file in its parameter's type: as in requests, 50.0 is an integer, and true is no number.
 

@@ -14,6 +14,7 @@ from fastgen.link.client import EngineClient
 from fastgen.link.launch import EngineProcess
 from fastgen.link.messages import StepReport
 from fastgen.link.shared_counts import SharedCounts
+from fastgen.model.generation_defaults import in_words
 from fastgen.server.app import create_app
 from fastgen.server.http.auth import KeyRing
 from fastgen.server.http.host_check import is_loopback
@@ -281,8 +282,7 @@ class APIProcess:
         if files.task.name != "generate":
             log.info("this server %s", files.task.description)
         if files.defaults:
-            named = ", ".join(f"{name} {value:g}" for name, value in files.defaults.items())
-            log.info("defaults of generation_config.json: %s; --generation-config none ignores them", named)
+            log.info("the model's defaults: %s; --generation-config none ignores them", in_words(files.defaults))
         address = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
         if self._steps is not None:

@@ -101,15 +101,17 @@ def test_max_new_tokens_is_the_default_length_of_a_chats_answer() -> None:
 def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Path) -> None:
     write_model(tmp_path, smollm2, "<unused>")
     given = {**QWEN3, "eos_token_id": 2, "top_k": 20.0, "max_new_tokens": 7.0}  # the engine takes integers only
+    given |= {"suppress_tokens": [1], "bad_words_ids": [[1, 2]]}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     with serving(tmp_path, model=str(tmp_path)) as server:
         server.wait_status("/ready", 200)
         defaults = server.get("/v1/models").json()["data"][0]["default_sampling_params"]
-        assert defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 7}
+        numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 7}
+        assert defaults == {**numbers, "bad_words": [[1, 2], [1]]}
         body = {"messages": messages_for("one two three four five six seven eight nine")}
         reply = server.post("/v1/chat/completions", body).json()
         assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (7, "length")
-        assert "temperature 0.6" in server.log
+        assert "the model's defaults: temperature 0.6, top_k 20, top_p 0.95, max_tokens 7, 2 banned" in server.log
         response = server.post("/v1/responses", {"input": "a"}).json()
         assert (response["temperature"], response["top_p"]) == (0.6, 0.95), "as of a chat"
 

@@ -104,8 +104,8 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Stalls",
-                "Seconds without a step of a worker, or of all workers while resources wait, or of the event loop. The "
-                "liveness probe fails after 90 s.",
+                "Longest time without a step of a running reconcile, of any worker while resources wait, or of the "
+                "event loop. The liveness probe fails after 90 s.",
                 "s",
                 {"{{pod}}": f"max by (pod) (fastgen_operator_stalled_seconds{_PODS})"},
             )

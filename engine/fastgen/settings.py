@@ -171,9 +171,9 @@ class EngineConfig:
     )
     memory_percent: int = setting_field(
         90,
-        "Percentage of memory for the KV cache. On cpu: of what the weights leave of the container's memory limit, or "
-        "of the machine's memory without a limit, and then at most 4 GiB. On cuda: of the GPU's memory, weights and "
-        "working memory included.",
+        "Percentage of memory for the KV cache. On cpu: of what weights, working memory and swap space leave of the "
+        "container's memory limit or, without a limit, of the machine's available memory, and then at most 4 GiB. On "
+        "cuda: of the GPU's memory, weights and working memory included.",
         minimum=1,
         maximum=100,
         unit="percent",

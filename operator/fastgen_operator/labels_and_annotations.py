@@ -11,7 +11,7 @@ OWNER_LABEL: Final = f"{GROUP}/deployment"
 # Suffix of the label's value on download pods, so that no selector of serving pods matches them. Resource names contain
 # no underscore.
 FETCH_SUFFIX: Final = "_fetch"
-# Hash of the manifest last applied to a child and, for a Deployment, of its pod template: see `plan/changes.py`.
+# Hash of the manifest last applied to a child and, if it has a pod template, one of that: see `plan/changes.py`.
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
 # The model's folder in its volume: the folder that pods read, or that a download Job fills.
 MODEL_ANNOTATION: Final = f"{GROUP}/model"

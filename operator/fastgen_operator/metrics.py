@@ -37,7 +37,7 @@ _PER_RESOURCE: Final = {
     _DECISIONS: ("Autoscaler decisions that changed the replicas or the reason, by reason.", "reason"),
     _REASON: ("1 for the reason of the autoscaler's last decision.", "reason"),
     _SCRAPE_AGE: ("Seconds since the last successful scrape of the engines.",),
-    _LOAD: ("Smoothed demand, in fully utilized replicas.",),
+    _LOAD: ("Smoothed demand, in fully utilized replicas; 0 while it is unknown.",),
     _RECOMMENDED: ("Replicas that the autoscaler decided on. In a dry run they are not the desired ones.",),
     _STRAGGLER: (
         "Speed of a replica that is much slower than the others, relative to their median. Absent for the others.",
@@ -53,7 +53,7 @@ class Metrics(Collector):
     """The operator's metrics, in their own registry. Thread-safe.
 
     Metrics of a FastGenDeployment are labelled with its namespace and name, and removed with it: see `forget`. Unknown
-    values are not exposed.
+    values are not exposed, except for an unknown demand, which is 0.
 
     Args:
         clock: monotonic time in seconds, for the age of scrapes.
@@ -83,7 +83,8 @@ class Metrics(Collector):
         )
         self.stalled_seconds = gauge(
             "fastgen_operator_stalled_seconds",
-            "Seconds without a step of a worker, or of all workers while resources wait, or of the event loop.",
+            "Longest time in seconds without a step of a running reconcile, of any worker while resources wait, or of "
+            "the event loop.",
         )
         self._stale = gauge(
             "fastgen_operator_stale",

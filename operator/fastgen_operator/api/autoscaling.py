@@ -21,8 +21,9 @@ class Targets(ApiModel):
     default of utilizationPercent depends on the target, too."""
     inter_token_latency_milliseconds: int | None = Field(default=None, ge=1, le=60_000)
     """Target for the time between two consecutive tokens of a response, in milliseconds. The capacity of a replica is
-    its token throughput with steps of at most this duration. The default is spec.engine.interTokenTarget, which bounds
-    the engine's steps; if that is auto or off, it is 50."""
+    its token throughput with steps of at most this duration; a target that is too short for steps of 16 tokens is
+    ignored. The default is spec.engine.interTokenTarget, which bounds the engine's steps, or 50 if that is auto or
+    off."""
     utilization_percent: int | None = Field(default=None, ge=10, le=100)
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts. By
     default, it is derived from the work of the mean request, the replicas' speed and the first-token target."""
@@ -46,8 +47,8 @@ class ScaleUp(ApiModel):
     """Scaling policy for adding replicas."""
 
     stabilization_seconds: int = Field(default=0, ge=0, le=3600)
-    """Stabilization window for scaling up, in seconds. Replicas are added only if more were needed throughout the
-    window. 0 scales up immediately."""
+    """Stabilization window for scaling up, in seconds. The load adds replicas only if more were needed throughout the
+    window. 0 scales up immediately. A raised minReplicas and schedules apply at once."""
     policies: list[ScalingPolicy] = Field(default=[], max_length=4)
     """Limits for the replicas that the load can add within a period. In any case, the load at most doubles the replicas
     within 15 seconds, or adds four if that is more. The limits do not apply to a raised minReplicas or to schedules."""
@@ -63,7 +64,8 @@ class ScaleDown(ApiModel):
     """Stabilization window for scaling down, in seconds. Replicas are removed only if fewer were sufficient throughout
     the window. After an operator restart, nothing is removed until one full window has been observed. If a burst
     requires new replicas within one window after some were removed, the window is doubled, up to four times the
-    configured length. It is halved again after three windows without such a burst."""
+    configured length. It is halved again after three windows without such a burst. A lowered maxReplicas applies at
+    once."""
     max_step_percent: int = Field(default=25, ge=1, le=100)
     """Maximum share of the current replicas, in percent, to remove in one step. At least one replica can always be
     removed. Steps are at least 30 seconds apart. A lowered maxReplicas applies at once."""

@@ -62,7 +62,8 @@ class Engine(ApiModel):
             "? type(self.tokenBudget) != int || self.tokenBudget >= self.maxSequences "
             f": self.device != 'cpu' || self.maxSequences <= {DEFAULT_TOKEN_BUDGET['cpu']})",
             "spec.engine.tokenBudget must be at least spec.engine.maxSequences, because each running sequence "
-            "is scheduled one token in every step: raise tokenBudget or lower maxSequences",
+            "is scheduled one token in every step: raise tokenBudget (default for device cpu: "
+            f"{DEFAULT_TOKEN_BUDGET['cpu']}) or lower maxSequences",
         ),
         (
             # Prefixes are rejected too, because argument parsers expand an unambiguous prefix to the full flag.

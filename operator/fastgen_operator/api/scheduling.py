@@ -13,7 +13,7 @@ class Toleration(ApiModel):
     """A toleration, as in a pod's spec."""
 
     key: ShortText | None = None
-    """Key of the tolerated taint. If unset, all keys match."""
+    """Key of the tolerated taint. If unset, all keys match, and operator must be Exists."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How the taint's value is compared. Exists matches every value. Defaults to Equal."""
     value: str | None = Field(default=None, max_length=253)
@@ -22,7 +22,7 @@ class Toleration(ApiModel):
     """Effect of the tolerated taint. If unset, all effects match."""
     toleration_seconds: int | None = Field(default=None, ge=0, le=1 << 31)
     """Time in seconds that a NoExecute taint is tolerated before the pod is evicted. If unset, it is tolerated
-    forever."""
+    forever. Requires the effect NoExecute."""
 
 
 class TopologySpread(ApiModel):

@@ -136,7 +136,7 @@ class Spec(ApiModel):
     network: Network = Network()
     api_key_secret_name: ObjectName | None = None
     """Name of a Secret in the same namespace whose key api-keys contains the accepted API keys, one per line. Changes
-    take effect without a restart. If unset, requests need no API key."""
+    of the Secret take effect without a restart. If unset, requests need no API key."""
     pod_template: PodTemplate | None = None
     """Strategic merge patch applied to the generated pod template, for settings that have no field of their own."""
 
@@ -156,5 +156,5 @@ class Spec(ApiModel):
         return self.model.is_downloaded and self.cache is not None and self.cache.access_mode == "ReadWriteOnce"
 
     def has_minimum(self, replicas: int) -> bool:
-        """Return whether the autoscaler sets the number of replicas, and this number reaches minReplicas."""
+        """Return whether the autoscaler sets the number of replicas, and `replicas` is at least minReplicas."""
         return self.autoscaling is not None and self.is_autoscaled and replicas >= self.autoscaling.min_replicas

@@ -116,7 +116,7 @@ class Settings:
         "port of /decisions on the loopback interface, for kubectl fastgen", 8082, type=_port, metavar="PORT"
     )
     workers: int = _flag(
-        "number of concurrent reconciles, at most half of them of one namespace",
+        "number of concurrent reconciles, at most half of them (rounded up) of one namespace",
         16,
         type=int,
         choices=range(1, 65),
@@ -184,7 +184,11 @@ class Settings:
     silence_seconds: float = _seconds(
         "reopen a watch without an event for this long; a bookmark comes every minute", 70.0
     )
-    stall_seconds: float = _seconds("fail the liveness probe after this long without progress", 90.0)
+    stall_seconds: float = _seconds(
+        "fail the liveness probe after this long without progress; for resyncs and watches, after at least three "
+        "resync intervals",
+        90.0,
+    )
     stop_seconds: float = _seconds("how long running reconciles may take to end after SIGTERM", 15.0)
 
     leader_elect: bool = _flag(

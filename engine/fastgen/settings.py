@@ -96,7 +96,7 @@ class EngineConfig:
         None,
         "Maximum tokens per step: one for each decoding sequence, the rest for prompt chunks. auto measures step times "
         "at start and picks the fewest tokens that reach 95% of peak throughput, or fewer if an inter-token target in "
-        "milliseconds requires it. Default: 256 on cpu, auto on cuda.",
+        "milliseconds requires it, but at least --max-sequences if that is set. Default: 256 on cpu, auto on cuda.",
         minimum=1,
         maximum=65536,
         words=("auto",),

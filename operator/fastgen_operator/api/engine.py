@@ -48,7 +48,7 @@ class KVCache(ApiModel):
         default="0Gi",
         max_length=16,
         pattern=r"^[0-9]+([KMGT]i)?$",
-        description=engine_setting("swap_space").help + " It counts towards the container's memory limit.",
+        description=engine_setting("swap_space").help + " The swap space counts towards the container's memory limit.",
     )
     prefix_caching: bool = crd_field("prefix_caching")
 
@@ -83,7 +83,7 @@ class Engine(ApiModel):
     inter_token_target: int | str = number_or_word(
         "inter_token_target",
         "spec.engine.interTokenTarget",
-        "It is also the default of spec.autoscaling.targets.interTokenLatencyMilliseconds.",
+        "A number is also the default of spec.autoscaling.targets.interTokenLatencyMilliseconds.",
     )
     max_sequences: int | None = crd_field("max_sequences")
     max_model_length: int | None = crd_field("max_model_length")

@@ -175,7 +175,11 @@ class Settings:
         choices=("restricted", "any"),
     )
 
-    resync_seconds: float = _seconds("interval between reconciles of all resources from the cache", 30.0)
+    resync_seconds: float = _seconds(
+        "interval between reconciles of all resources from the cache; ready ones that have not changed are skipped for "
+        "up to ten minutes",
+        30.0,
+    )
     relist_seconds: float = _seconds("interval between full lists, which find changes that a watch missed", 300.0)
     retry_seconds: float = _seconds("first backoff after a failed reconcile; it doubles with each failure", 1.0)
     retry_limit_seconds: float = _seconds("longest backoff after failed reconciles", 60.0)

@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
     Clients see `abort` for `deadline` too, because OpenAI's API has no such reason.
     """
 
-    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string, or the prompt is pooled
     LENGTH = "length"  # max_tokens, or the maximum model length
     ABORT = "abort"  # cancelled by the client, or still running at the end of a drain
     DEADLINE = "deadline"  # its own deadline passed; clients get an error if it has no tokens yet

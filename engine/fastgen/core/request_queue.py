@@ -51,9 +51,10 @@ class RequestQueue:
         return len(self.sequences)
 
     def shortest(self, priority: int) -> Sequence | None:
-        """Return the sequence of the first priority with the fewest pending tokens.
+        """Return the sequence of `priority` with the fewest pending tokens.
 
-        None if the queue is empty, or `priority` is not its first priority."""
+        None if the queue is empty, or has a sequence of a higher priority or none of this one.
+        """
         return self._by_length[0] if self._by_length and self._by_length[0].priority == priority else None
 
     def oldest_arrival(self) -> float:

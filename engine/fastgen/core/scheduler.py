@@ -39,7 +39,7 @@ class Scheduler:
 
     A step may be scheduled while earlier ones run. Sequences advance when they are scheduled, and `settle` records the
     results. Blocks stay reserved while a step in flight reads or writes them. No sequence is preempted while a step
-    is in flight: its last token would be unknown.
+    is in flight, because the sequence's last token would be unknown.
 
     A step that ran out of memory is rolled back instead of settled. The next ones have fewer tokens and sequences.
     """
@@ -142,7 +142,7 @@ class Scheduler:
         return overdue
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step: all running decodes first, then mid-prefill and waiting prompts.
+        """Plan the next step: running decodes first, then swapped ones, then mid-prefill and waiting prompts.
 
         Blocks are allocated for the tokens of this step only, never for what a request may need later.
 

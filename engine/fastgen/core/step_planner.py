@@ -319,7 +319,10 @@ class StepPlanner:
         return True
 
     def _tokens_in_time(self, sequence: Sequence, start: int, most: Allowance) -> int:
-        """Return by how many tokens a chunk may grow in the time; the first one has the least tokens at least."""
+        """Return by how many tokens a chunk may grow in the time.
+
+        The first chunk of the step may grow to `Allowance.least_tokens`, whatever the time.
+        """
         before = self._prompts.get(sequence, 0)
         in_time = most.tokens_in_time(start, before)
         is_first = self._prompts.keys() <= {sequence}

@@ -25,7 +25,7 @@ from fastgen.settings import EngineConfig
 
 log = logging.getLogger("fastgen.engine.calibration")
 
-# Sequences that decode in every measured step, as in a step under load; fewer if they do not fit in half of the cache.
+# Sequences that decode in the steps of the curve, as under load; fewer if they do not fit in half of the cache.
 _NUM_DECODES = 4
 # Tokens in the context of each: enough to measure the cost of reading KV.
 _CONTEXT = 256
@@ -56,7 +56,8 @@ class Calibration:
     Attributes:
         curve: one point per step size, all with the same contexts of the decoding sequences.
         contexts: steps of one size over little and over much KV.
-        chunks: steps of chunks over contexts of increasing length; empty if the model is too short for them.
+        chunks: steps of chunks over contexts of increasing length; empty if the model's length or the KV cache is too
+            small for them.
     """
 
     curve: tuple[StepTime, ...]

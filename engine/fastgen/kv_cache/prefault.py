@@ -58,7 +58,7 @@ class Prefaulter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Prefault the first blocks and wait for that. Call it once, before the first step."""
+        """Prefault the first blocks and wait for that. Call it once, before `ensure_ahead_of`."""
         assert self._end == 0
         self._end = min(self._num_blocks, 1 + self._ahead)
         for _ in self._populate(0, self._end):

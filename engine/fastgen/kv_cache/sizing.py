@@ -16,6 +16,7 @@ _CAP_WITHOUT_LIMIT = 4 << 30
 # SmolLM2-135M: the engine process grew by about 200 MB over its first prompts, working memory included.
 _GROWTH = 192 << 20
 _MORE_MEMORY = {"cpu": "give the container or machine more memory", "cuda": "use a GPU with more memory"}
+_TAKEN = {"cpu": "the weights, the memory of a step and --swap-space", "cuda": "the weights and the memory of a step"}
 _FLOAT32 = 4
 
 
@@ -149,7 +150,7 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
                 f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib_left(memory.limit)} of memory are left "
-                f"after the weights and the memory of a step: lower it or {_MORE_MEMORY[config.device]}"
+                f"after {_TAKEN[config.device]}: lower it or {_MORE_MEMORY[config.device]}"
             )
         blocks = config.kv_cache_memory // block_bytes
         if blocks < 1:

@@ -39,7 +39,7 @@ class Swapper:
     these blocks runs beside it. A swap-in writes blocks that no step in flight uses, because the scheduler frees blocks
     only when no step in flight reads or writes them: it may run beside earlier forward passes, and the next one waits
     for it.
-    Copies run in the order of their steps, and so do those of one block or host block.
+    All copies run on one stream, in the order of their steps.
 
     Args:
         cache: the cache and its host buffer.

@@ -122,7 +122,7 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype, needed_by: str) -> torch.T
     Args:
         size: of the tensor.
         dtype: of the tensor.
-        needed_by: what it is for, as in an error message.
+        needed_by: what it is for, in the error message: a setting that can be lowered, or other words.
 
     Raises:
         ConfigError: if the driver does not pin it.
@@ -130,9 +130,10 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype, needed_by: str) -> torch.T
     memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
     address, runtime = np.frombuffer(memory, np.uint8).ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if error := int(runtime.cudaHostRegister(address, len(memory), _PORTABLE)):
+        lower_it = "lower it or " if needed_by.startswith("--") else ""
         raise ConfigError(
-            f"{needed_by}: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): lower "
-            "--swap-space or give the container or machine more memory"
+            f"{needed_by}: the driver does not pin {len(memory) >> 20} MiB of host memory (CUDA error {error}): "
+            f"{lower_it}give the container or machine more memory"
         )
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)

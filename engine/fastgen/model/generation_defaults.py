@@ -77,7 +77,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
 _KNOWN = {*NUMBERS, *BANNED, *(name for names in WITHOUT_EFFECT.values() for name in names)}
 _REMEDY = "correct it, or start with --generation-config none"
 
-# Values by name of the sampling parameter; `max_tokens` is the default length of a chat's answer.
+# Values by name of the sampling parameter; `max_tokens` limits a chat's answer unless the request sets a limit.
 GenerationDefaults = dict[str, Any]
 
 

@@ -1,8 +1,8 @@
 """Load native models from disk onto a device.
 
 The `load_*` functions take the length of the longest sequence to serve, None for the model's default, and call
-`progress` with the fraction loaded, 0 to 1. They raise the errors of `open_checkpoint`, and a ModelError if a tensor
-cannot be read.
+`progress` with the fraction loaded, 0 to 1. They raise the errors of `open_checkpoint`, a ModelError if a tensor cannot
+be read and, on a GPU, a ConfigError if the driver does not pin memory.
 """
 
 from __future__ import annotations
@@ -131,9 +131,10 @@ def make_ropes(
     exact = architecture.longest_with_short_factors
     if exact is not None and longest > exact:
         log.warning(
-            "--max-model-length %d exceeds %d tokens: all requests use the model's long rotary factors, although it "
-            "was trained with the short ones for shorter sequences; set it to %d for exact results on those",
+            "--max-model-length %d exceeds %d tokens: all requests use the model's long rotary factors, which "
+            "are inexact for sequences of up to %d tokens; lower --max-model-length to %d for exact results",
             longest,
+            exact,
             exact,
             exact,
         )

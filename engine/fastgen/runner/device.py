@@ -182,7 +182,7 @@ def run_first_steps(
 
 
 def longest_allowed(architecture: ModelShape, config: EngineConfig) -> int:
-    """Return the tokens of the longest sequence that the settings allow."""
+    """Return the longest sequence of the first steps: what the settings allow, at most the default length."""
     return min(config.max_model_length or architecture.default_length, architecture.default_length)
 
 
@@ -194,8 +194,9 @@ def all_allowed(architecture: ModelShape) -> npt.NDArray[np.uint32]:
 def first_steps(architecture: ModelShape, config: EngineConfig) -> list[StepInput]:
     """Return the largest step, with filters, a penalty, logprobs and masks, and then smaller greedy ones.
 
-    The largest one has the whole token budget, and as many sequences as may run sample in it. Whatever a request asks
-    for, its kernels are compiled for these steps, and not while others wait for their tokens.
+    The largest one has the whole token budget, or less if that takes more prompts of the longest length than the runner
+    has rows for. As many sequences as may run sample in it. Whatever a request asks for, its kernels are compiled for
+    these steps, and not while others wait for their tokens.
     """
     longest = longest_allowed(architecture, config)
     lengths = [1] * (config.sequence_limit - 1)

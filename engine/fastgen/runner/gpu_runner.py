@@ -53,7 +53,7 @@ class GPURunner(BaseRunner[DeviceInput]):
 
     @torch.inference_mode()
     def capture_graphs(self, token_counts: Sequence[int], capture: GraphCapture) -> None:
-        """Capture the forward passes of steps with up to each of `token_counts` tokens, ascending.
+        """Capture graphs of forward passes for up to each of `token_counts` tokens, ascending, and graphs of sampling.
 
         If memory runs out or CUDA cannot capture a pass, there are no graphs, and steps run without them.
         """

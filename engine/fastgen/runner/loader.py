@@ -176,7 +176,7 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
 
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
-    """Return whether the GPU's operators can run all layers.
+    """Return whether the GPU's operators take the model's head size and number of experts.
 
     torch operations run models with larger heads or more experts.
     """
@@ -249,7 +249,8 @@ def with_cache(
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
     Raises:
-        ConfigError: if a limit does not fit the model or the memory, or the memory has no room for a block.
+        ConfigError: if a limit does not fit the model or the memory, the memory has no room for a block, or the driver
+            does not pin the host buffer.
     """
     from fastgen.kv_cache.tensors import KVCache
 

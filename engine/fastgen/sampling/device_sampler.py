@@ -19,6 +19,7 @@ class DeviceSampler(SamplingSlots):
     """Samples tokens for the sequences in the slots.
 
     A step takes five launches, plus one upload and at most six launches if sequences were admitted since the last step.
+    Growing `lists` or `counts` takes a few more.
     """
 
     def sample_without_lists(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -72,5 +72,7 @@ def test_pinned_memory_is_zeroed_and_unregistered_before_it_is_freed(monkeypatch
 
 def test_memory_that_the_driver_does_not_pin_is_an_error_of_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(most_bytes=1 << 20))
-    with pytest.raises(ConfigError, match=r"the weights: the driver does not pin 2 MiB of host memory.*lower --swap"):
+    with pytest.raises(ConfigError, match=r"^--swap-space: the driver does not pin 2 MiB.*: lower it or give"):
+        pinned((2 << 20,), torch.int8, "--swap-space")
+    with pytest.raises(ConfigError, match=r"^the weights: the driver does not pin 2 MiB.*: give the container"):
         pinned((2 << 20,), torch.int8, "the weights")

@@ -25,7 +25,8 @@ class KVCacheManager:
         """Return the cached leading blocks of a waiting sequence, with a reference to each.
 
         At least one token is left to compute, so that there are logits to sample from. Empty if the sequence shares no
-        blocks, or if all its prompt tokens must be computed.
+        blocks, or if all its prompt tokens must be computed and it is not swapped out. For a swapped sequence, these
+        blocks need not be copied back.
         """
         if sequence.cache_salt is None:
             return []
@@ -132,7 +133,7 @@ class KVCacheManager:
         assert all(sequence.num_in_flight and sequence.block_table for sequence in ended)
 
     def _num_cacheable(self, sequence: Sequence) -> int:
-        """Return how many leading full blocks the sequence could take from the prefix cache."""
+        """Return how many leading full blocks a waiting sequence could take from the prefix cache."""
         if sequence.host_blocks:
             return sequence.num_computed_tokens // self.pool.block_size
         if sequence.needs_all_tokens:

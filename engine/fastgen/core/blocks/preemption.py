@@ -19,8 +19,9 @@ class Preemption:
     """Decides for each preempted sequence between recomputation and swapping.
 
     Attributes:
-        mode: "recompute", "swap", or "auto" for the cheaper of the two. A sequence is not swapped if the host
-            buffer lacks room for it, or if other sequences keep all its blocks in the cache.
+        mode: "recompute", "swap", or "auto" for the cheaper of the two, which is swapping while a time is unknown. A
+            sequence is not swapped if the host buffer lacks room for it, or if other sequences keep all its blocks in
+            the cache.
         times: predicts how long recomputation takes.
         seconds_per_block: time to copy a block one way; 0 if unknown.
     """

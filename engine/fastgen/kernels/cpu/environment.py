@@ -89,7 +89,7 @@ def _choose_cache_folder() -> None:
     folder = next((path for path in _cache_candidates() if _is_usable(path)), None)
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given and folder != Path(given):
-        log.warning("NUMBA_CACHE_DIR is %s: not used, because it is not writable or another user's", given)
+        log.warning("NUMBA_CACHE_DIR is %s: not used, because it is not writable, or another user could fill it", given)
     if folder is None:
         os.environ.pop("NUMBA_CACHE_DIR", None)
         return
@@ -134,7 +134,7 @@ def _is_usable(folder: Path) -> bool:
 
 
 def seed(prebuilt: Path, folder: Path) -> int:
-    """Copy compiled kernels that `folder` lacks from `prebuilt`, skipping unreadable files; return their number.
+    """Copy compiled kernels that `folder` lacks from `prebuilt`, except unreadable files; return the number copied.
 
     numba's keys contain the source's hash, the CPU's name and its features, so foreign or stale files are never used.
     """

@@ -3,7 +3,7 @@
 `python -m fastgen.kernels.triton.compilation` compiles every variant of every kernel for every target and prints a
 Markdown table of registers and shared memory by kernel. It exits with 1 if a variant does not compile, spills registers
 or needs more shared memory than the target has. `--file docs/benchmarks/gpu-compilation.csv` compiles only the rows
-that the file lacks, and writes each at once, so that it can be interrupted.
+that the file lacks or that failed, and writes each at once, so that it can be interrupted.
 """
 
 from __future__ import annotations

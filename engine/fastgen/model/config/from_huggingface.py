@@ -79,7 +79,7 @@ def _describe(
 
 
 def _check_common(family: Family, fields: Fields) -> None:
-    """Reject values that no family supports."""
+    """Reject quantised weights, attention that is not causal, and other activations than the family's."""
     quantization = fields.mapping("quantization_config")
     if quantization and not _quantises_only_kv_cache(quantization):
         raise ModelError("quantization_config is set: quantised checkpoints are not supported, use GGUF")

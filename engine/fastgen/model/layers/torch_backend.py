@@ -38,7 +38,7 @@ class TorchFormat(WeightFormat):
     """Matrices in `dtype` on `device`; norms and biases in float32. A tied embedding exists once.
 
     Args:
-        reader: reads the matrices; None to read them in the caller's thread, as for a CPU. A GPU gets one by default.
+        reader: reads the matrices. By default, a GPU has one; for other devices, the caller's thread reads them.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, reader: WeightReader | None = None) -> None:

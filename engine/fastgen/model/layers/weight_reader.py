@@ -77,7 +77,9 @@ def read_into(buffer: torch.Tensor, values: torch.Tensor) -> None:
 
 
 class WeightReader(AbstractContextManager["WeightReader"]):
-    """Reads matrices in threads. Leaving the context waits for them, unless it failed, and ends the threads.
+    """Reads matrices in threads.
+
+    Leaving the context waits for the matrices, unless its body failed, and ends the threads.
 
     Args:
         device: of the matrices.
@@ -100,6 +102,7 @@ class WeightReader(AbstractContextManager["WeightReader"]):
         """Return the rows of matrices [rows, in] on the device; they are complete after `wait`.
 
         Raises:
+            ConfigError: as `pinned`, if `make_copier` makes a `PinnedCopier`.
             ModelError: if an earlier matrix cannot be read.
         """
         rows = [part.shape[0] for part in parts]
@@ -116,6 +119,7 @@ class WeightReader(AbstractContextManager["WeightReader"]):
         """Wait until all matrices are complete.
 
         Raises:
+            ConfigError: as `read`.
             ModelError: if one cannot be read.
         """
         while self._reads:

@@ -34,8 +34,9 @@ def check(adapted: TransformersModel, model: PreTrainedModel) -> None:
     `model` computes the prompt at once; `adapted` computes it in chunks of different sizes beside another prompt.
 
     Raises:
-        NotServedError: if the logits differ by more than rounding, or either computation fails in a way that says that
-            it lacks input. Other errors, and those of the device, pass through.
+        NotServedError: if the logits differ by more than rounding, attention needs what is not implemented, or either
+            computation fails with an error that missing input may cause, such as a TypeError. Errors of the device and
+            of other types pass through.
     """
     numbers, vocabulary = random.Random(0), range(adapted.architecture.vocab_size)
     prompt, neighbour = (numbers.choices(vocabulary, k=size) for size in (_PROMPT_TOKENS, _NEIGHBOUR_TOKENS))

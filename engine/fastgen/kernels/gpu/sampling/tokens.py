@@ -28,8 +28,9 @@ def sample_tokens(
     inverse transform walks the tokens are those of `top_k_top_p.py`:
 
     - Without filters, tokens are drawn in the order of their ids.
-    - With top-k, top-p or min-p that keep fewer than `TOP` tokens, in descending order of their scores; ties by id.
-    - If they keep `TOP` or more, or with typical-p, in the order of ids. Ties with the last kept token are kept.
+    - If top-k, top-p and min-p keep fewer than `TOP` tokens, and top-k is off or at most `TOP`, in descending order of
+      their scores; ties by id.
+    - With other filters, typical-p among them, in the order of ids. Ties with the last kept token are kept.
 
     The uniform number is SplitMix64 of (seed, position). Weights are float32 and their sums float64; weights of the top
     tokens are float64. Other tokens cost one conversion and one addition in float64 per pass over them, because

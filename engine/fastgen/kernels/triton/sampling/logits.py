@@ -135,7 +135,7 @@ def _update_bans(
 
 @triton.jit
 def _without_bans(score, token, first, end, bans, num_bans):
-    """Return the `score` of each `token`, which are from `first` to before `end`, with bans applied."""
+    """Return the `score` of each `token` with bans applied; the tokens are `first` to `end - 1`."""
     for ban in range(_first_from(bans, num_bans, first), _first_from(bans, num_bans, end)):
         is_banned = tl.load(bans + 3 * num_bans + ban) != 0
         score = tl.where((token == tl.load(bans + ban)) & is_banned, float("-inf"), score)

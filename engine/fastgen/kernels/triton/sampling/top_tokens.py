@@ -56,7 +56,7 @@ def _ordered(x):
 
 @triton.jit
 def _largest(values, K: tl.constexpr):
-    """Return which of `values` [n] uint32 are the K largest, the first of equals, and their number in order [n]."""
+    """Return which of `values` [n] uint32 are the K largest, of equals the first, and their indices among these [n]."""
     least = tl.full([], 0, tl.uint32)  # the K-th largest value, bit by bit
     for bit in range(32):
         tried = least | (tl.full([], 0x80000000, tl.uint32) >> bit)

@@ -22,6 +22,6 @@ def enumeration(items: Sequence[object]) -> str:
 
 
 def require(holds: bool, param: str, value: object, allowed: str) -> None:
-    """Raise RequestError with the value and the words for allowed ones, unless the condition holds."""
+    """Raise a RequestError that shows the value and says which are allowed, unless the condition holds."""
     if not holds:
         raise RequestError(f"{param} is {value}: it must be {allowed}", param)

@@ -67,5 +67,5 @@ class Runner(Protocol):
     def launch(self, step: StepInput) -> Ticket:
         """Start a step: its swaps, its state updates and its forward pass.
 
-        On a GPU they are enqueued, and the host does not wait for them. On a CPU they are done on return.
+        On a GPU they are enqueued, and may still run on return. On a CPU they are done on return.
         """

@@ -47,6 +47,9 @@ def is_native(config: Config) -> bool:
     """Return whether the model's type, and its class if it names one, are those of a native family.
 
     `architecture_from_huggingface` may still reject other fields of the configuration.
+
+    Raises:
+        ModelError: if `architectures` is not a list of strings.
     """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:

@@ -28,8 +28,8 @@ Input = TypeVar("Input", contravariant=True)
 class Model(Protocol[Input]):
     """A loaded model on one device, whose forward pass takes its input on the host or on the device.
 
-    Steps are flat arrays of token ids, positions, slots and block tables, without phases: a `ForwardInput`, which has no
-    padding, or a `DeviceInput`, which may have some.
+    Steps are flat arrays of token ids, positions, slots and block tables, without phases: a `ForwardInput`, or a
+    `DeviceInput`, which may be padded.
 
     Attributes:
         architecture: dimensions of the model.

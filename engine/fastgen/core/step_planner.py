@@ -31,8 +31,8 @@ class StepPlanner:
 
     The chunker decides how many tokens the prompts get besides, and how much time. They are served by priority. Of what
     is left for a priority, its first prompt, by rank, gets half, and the shortest ones, mid-prefill or waiting, get the
-    rest. If the first prompt waits and does not fit yet, no other is admitted. Another prompt that overtakes waiting
-    ones must fit whole.
+    rest. If the first prompt waits and does not fit yet, no other is admitted. A prompt that overtakes waiting ones
+    must fit whole in the free blocks.
 
     Args:
         running: sequences that hold blocks, by rank. Preempted ones are moved to `waiting`, admitted ones to `running`.

@@ -35,9 +35,10 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Prefaulter:
     """Faults in cache pages in block order, up to `AHEAD_BYTES` beyond the highest block in use.
 
-    `start` does so at once. As blocks are used, a thread continues, which rests most of the time. Its priority is not
-    lowered: it holds the lock of the memory map in each call, and a step that needs the lock would wait until it gets
-    a core again. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they are written.
+    `start` faults in the first blocks. As blocks are used, a thread continues, which rests most of the time. The
+    thread's priority is not lowered: it holds the lock of the memory map in each call, and a step that needs the lock
+    would wait until the thread gets a core again. If the kernel lacks MADV_POPULATE_WRITE, pages are faulted in as they
+    are written.
 
     The thread ends with the main thread. It is not a daemon thread: Python unwinds the stack of those at exit, which
     aborts the process if the stack has C++ frames of torch.

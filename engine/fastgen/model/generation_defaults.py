@@ -133,10 +133,12 @@ def in_words(defaults: GenerationDefaults) -> str:
 
 
 def _number(path: Path, key: str, value: Any, *, is_integer: bool) -> float:
-    """Return a number of the file in its parameter's type: as in requests, 50.0 is an integer, and true is no number.
+    """Return a number of the file in the type of its sampling parameter.
+
+    As in requests, 50.0 is an integer, and true is not a number.
 
     Raises:
-        ModelError: if it is none.
+        ModelError: if the value is not a finite number or, for an integer parameter, not an integer.
     """
     with suppress(OverflowError):  # an int beyond the range of float
         if type(value) in (int, float) and math.isfinite(value):

@@ -36,7 +36,7 @@ def download_model(model: str) -> Path:
 
     Raises:
         ModelError: if the hub has no such model or revision, denies access, or cannot be reached and the model is not
-            cached.
+            cached; if the download fails for another reason, or a variable HF_* is invalid.
     """
     # Imported here, because models on disk do not need it.
     try:

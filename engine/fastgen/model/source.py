@@ -104,7 +104,7 @@ def _native(
     """Return the architecture of a native model, or None if transformers' code may run the model.
 
     Raises:
-        ModelError: naming the file and the unsupported field.
+        ModelError: naming the file, and the field that is missing, invalid or not supported.
     """
     with _faults_of("generation_config.json"):
         generation_ends = eos_token_ids(generation_config.get("eos_token_id"))
@@ -127,7 +127,7 @@ def _check_for_transformers(fields: Fields) -> None:
     """Check the fields of a model that transformers' code may run.
 
     Raises:
-        ModelError: naming the unsupported field.
+        ModelError: naming the field that is invalid or not supported.
     """
     kind, classes = fields.value("model_type"), fields.texts("architectures")
     if not isinstance(kind, str):

@@ -1,4 +1,4 @@
-"""Build a model's architecture from a GGUF file. An error names the unsupported key.
+"""Build a model's architecture from a GGUF file. An error names the key at fault.
 
 Keys and tensors are those of llama.cpp's converter (its folder `conversion`).
 """
@@ -20,7 +20,7 @@ def architecture_from_gguf(file: Contents) -> ModelArchitecture:
 
     Raises:
         ConfigError: naming a damaged key of the tokenizer.
-        ModelError: naming the unsupported key or tensor.
+        ModelError: naming the key or tensor that is missing, invalid or not supported.
     """
     metadata = file.metadata
     kind = metadata.get("general.architecture")

@@ -1,6 +1,6 @@
 """Build a model's architecture from a Hugging Face config.json.
 
-The error for an unsupported model names the unsupported field.
+The error for a model that is not supported names the field at fault.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def architecture_from_huggingface(
         tokenizer_end: id of the tokenizer's `eos_token`; None if it has none. See `end_tokens`.
 
     Raises:
-        ModelError: naming the unsupported field.
+        ModelError: naming the field that is missing, invalid or not supported.
     """
     family = FAMILIES[config["model_type"]]
     fields = Fields(config, defaults=family.defaults)

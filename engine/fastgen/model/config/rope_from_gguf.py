@@ -39,7 +39,7 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
     """Return one RoPE configuration, or two for Gemma 3: of full attention, and of sliding-window attention.
 
     Raises:
-        ModelError: naming the unsupported key or tensor.
+        ModelError: naming the key or tensor that is missing, invalid or not supported.
     """
     kind = file.metadata["general.architecture"]
     dimensions = fields.integer("rope.dimension_count", head_dim)

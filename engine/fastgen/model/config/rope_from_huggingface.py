@@ -30,7 +30,7 @@ def rope_configs(fields: Fields, head_dim: int, *, partial: bool) -> tuple[RopeC
     `partial` tells whether the family supports partial_rotary_factor.
 
     Raises:
-        ModelError: naming the unsupported field.
+        ModelError: naming the field that is missing, invalid or not supported.
     """
     parameters, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
     if fields.text("model_type") != "gemma3_text":

@@ -48,7 +48,7 @@ class Sequence:
     rank: Rank = field(init=False)  # scheduling order; lower first
     deadline: float | None = field(init=False)  # seconds on the engine's clock; None for no deadline
     cache_salt: str | None = field(init=False)  # sequences share blocks only if it is equal; None disables sharing
-    # They end it unless `min_tokens` forbids it. The scheduler adds the model's end tokens, except with `ignore_eos`.
+    # Tokens that end the sequence unless `min_tokens` forbids it: the request's and, without `ignore_eos`, the model's.
     stop_tokens: frozenset[int] = field(init=False)
     constraint: Constraint | None = None  # state of its grammar, if any, after all generated tokens
 

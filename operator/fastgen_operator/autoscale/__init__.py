@@ -1,5 +1,5 @@
 """Autoscale on tokens: scrape engines, measure demand and capacity, decide on replicas.
 
-`loop` runs it: `scrape` → `observation` → `measure` → `rules`, which `decide` applies → `decision`. Everything except
+`loop` runs it: `scrape` → `sample` → `measure` → `rules`, which `decide` applies → `decision`. Everything except
 `scrape`, `loop` and `watchlist` is pure.
 """

@@ -26,7 +26,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why the number of replicas is held, whatever the load is."""
+    """Why the number of replicas is held: measurements are missing, stale, or too recent for a scale-down."""
 
     reason: Literal["NoReadyReplicas", "NoMetrics", "MetricsStale", "CapacityUnknown", "HoldAfterRestart"]
     message: str
@@ -85,7 +85,7 @@ class Decision:
     Attributes:
         replicas: desired replicas.
         change: why the number was last changed; None if the autoscaler has not changed it yet.
-        hold: set if the number is held, whatever the load is.
+        hold: set if the number is held although the load may require another.
         limit: set if a bound, a rate limit or a full node overrides the load.
         sizing: the arithmetic; None while demand or capacity are unknown. It fluctuates, so it is not compared.
     """

@@ -130,7 +130,7 @@ class Autoscaler:
             self.wake(key)
 
     def _count(self, key: Key, record: Record, before: Decision | None, decision: Decision, prefix: str) -> None:
-        """Count and log a decision if its reason or its replicas changed."""
+        """Count a decision if its reason or its replicas changed; log it if the replicas changed or are held."""
         last = decision.hold or decision.change
         reason = "Steady" if last is None else last.reason
         changed = before is not None and before.replicas != decision.replicas

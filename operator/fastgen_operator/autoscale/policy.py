@@ -25,7 +25,7 @@ class Policy:
         min_replicas, max_replicas: bounds.
         first_token_seconds, inter_token_seconds: latency targets.
         utilization: target utilization of a replica, 0 to 1; the fleet grows above it.
-        derives_utilization: whether `utilization` only applies until replicas and requests are known.
+        derives_utilization: whether `utilization` only applies until it can be derived from a measured capacity.
         up_window: stabilization window for scaling up.
         down_window: stabilization window for scaling down.
         max_step: maximum share of the fleet to remove in one step, 0 to 1. One replica can always be removed.

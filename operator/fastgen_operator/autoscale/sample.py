@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
-# The name of a metric without the prefix fastgen_, and the value of its label besides model_name.
+# The name of a metric without the prefix fastgen_, and the value of its label besides model_name; empty without one.
 Metric = tuple[str, str]
 
 # A sample is stale when it is older than this many scrape intervals.
@@ -20,7 +20,7 @@ class StepCoefficients(NamedTuple):
     (tokens - 1) · tokens before the chunk.
 
     Attributes:
-        context_pair: 0 from engines that do not have it.
+        context_pair: 0 for engines that do not report it.
     """
 
     base: float = 0.0
@@ -43,13 +43,14 @@ class Sample:
         arrived_tokens: counter of prompt tokens of valid requests, admitted or rejected.
         rejected_tokens: counter of prompt tokens of requests that the full queue rejected, each assumed to be as long
             as the mean admitted prompt.
-        cancelled_tokens: counter of prompt tokens of requests that ended before their first token.
-        prefill_tokens, decode_tokens: counters of forward tokens.
+        cancelled_tokens: counter of prompt tokens of requests that disconnected or timed out before their first token.
+        prefill_tokens, decode_tokens: counters of forward tokens, by phase.
         cached_tokens: counter of prompt tokens taken from the prefix cache.
         ended_requests, ended_prompt_tokens, ended_generated_tokens: counters of finished requests and their tokens,
             cancelled requests included.
         backlog_tokens: prompt tokens not yet computed.
-        running, waiting: sequences with and without KV cache.
+        running: sequences that hold KV cache blocks.
+        waiting: queued sequences, without those that are swapped out.
         kv_used: used share of the KV cache, 0 to 1.
         kv_capacity_tokens: capacity of the KV cache in tokens.
         kv_tokens: resident tokens of the running sequences.
@@ -78,7 +79,7 @@ class Sample:
 
     @property
     def in_flight_tokens(self) -> float:
-        """Tokens in the KV cache, and prompt tokens not yet computed."""
+        """Resident tokens of the running sequences, plus prompt tokens not yet computed."""
         return self.kv_tokens + self.backlog_tokens
 
 

@@ -122,8 +122,8 @@ class LoadingStage:
     """What an engine says it does while it loads.
 
     Attributes:
-        pod: its name.
-        since: when its container started, in RFC 3339; empty if unknown.
+        pod: name of the engine's pod.
+        since: when the engine's container started, in RFC 3339; empty if unknown, None if it did not run.
         text: such as `loading weights 40 %`.
     """
 
@@ -132,7 +132,7 @@ class LoadingStage:
     text: str
 
     def is_of(self, pod: Pod) -> bool:
-        """Return whether it is of the container that runs in the pod now."""
+        """Return whether the stage is that of the container that runs in the pod now."""
         return (self.pod, self.since) == (pod.name, pod.engine.running_since)
 
 

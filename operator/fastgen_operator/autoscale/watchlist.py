@@ -92,7 +92,7 @@ class Record:
 
     Attributes:
         mode: mode of the subject. Decisions of another mode do not apply to it.
-        samples: the newest usable sample of each ready pod.
+        samples: the newest usable sample of each ready pod that has one.
         state: demand, speeds and previous decisions.
         decision: the last decision; None without autoscaling, and before the first one.
         journal: the last decisions with their inputs.

@@ -28,7 +28,7 @@ class Rates:
         decoded: generated tokens.
         ended, ended_prompt, ended_generated: requests that ended with at least one token, and their tokens (totals,
             not rates). Their number is estimated from the share of cancelled prompt tokens.
-        backlogged: whether a backlog existed throughout the interval.
+        backlogged: whether a backlog existed at both ends of the interval.
     """
 
     seconds: float = 0.0
@@ -65,7 +65,7 @@ def load_after(before: ReplicaLoad | None, sample: Sample) -> ReplicaLoad:
 
 
 def rates_between(before: Sample, after: Sample) -> Rates:
-    """Return the rates between two samples. A counter that decreased means an engine restart."""
+    """Return the rates between two samples. A token counter that decreased means an engine restart."""
     restarted = (
         after.arrived_tokens < before.arrived_tokens
         or after.prefill_tokens < before.prefill_tokens

@@ -28,7 +28,10 @@ class DryRun:
     shown: Decision | None = None
 
     def show(self, decision: Decision, running: int, window: float, now: float) -> tuple[Decision, DryRun]:
-        """Return the decision to show, held for `window` s above `running`, and the next state."""
+        """Return the decision to show, and the next state.
+
+        The highest recommendation of the last `window` s is shown if it is above `running`.
+        """
         recent = (self.recent if running == self.running else WindowMaximum()).add(now, decision.replicas, window)
         highest = round(recent.value)
         replicas, change = highest if highest > running else decision.replicas, decision.change

@@ -58,10 +58,11 @@ def required_replicas(
     others. Their arrivals count.
 
     Args:
-        fresh: replicas with a fresh sample, at least one. The others are assumed to have their mean load; in the
-            demand's `floor` they count as fully utilized.
+        fresh: replicas with a fresh sample, at least one. The others that receive load are assumed to have their mean
+            load; in the demand's `floor` they count as fully utilized.
         loaded: number of replicas that receive load, with or without a fresh sample.
-        speeds: capacity and stragglers. The capacity may be unknown only if there is no demand.
+        speeds: capacity and stragglers. The capacity may be unknown only if there is neither demand nor a
+            backlog.
     """
     rate = speeds.capacity.tokens_per_second if speeds.capacity else math.inf
     slow = {straggler.pod for straggler in speeds.stragglers}
@@ -78,7 +79,7 @@ def required_replicas(
 
 
 def missing_replicas(fleet: Fleet, speeds: ReplicaSpeeds, replicas: int) -> float:
-    """Return the replicas to add for failing pods and stragglers; `replicas`: last decision."""
+    """Return the replicas to add for failing and lost pods and stragglers; `replicas`: last decision."""
     return speeds.deficit + min(failing_replicas(fleet, replicas), math.ceil(_REPLACED_SHARE * len(fleet.ready)))
 
 
@@ -148,7 +149,7 @@ def _jump(fleet: Fleet, demand: Demand, rate: float, policy: Policy) -> Need:
 
 
 def _backlog(fleet: Fleet, demand: Demand, backlog: float, rate: float, supply: float, policy: Policy) -> Need:
-    """Serve the demand and drain `backlog` tokens; `supply`: ready replicas in usual speed."""
+    """Serve the demand and drain `backlog` tokens; `supply`: ready replicas, in replicas of usual speed."""
     work = backlog * demand.requests.work_per_prompt_token
     # Time in which the ready replicas would drain the backlog without new arrivals.
     drain_seconds = work / (rate * supply)

@@ -29,7 +29,8 @@ from fastgen_operator.autoscale.rules.rate_limits import Scaling
 from fastgen_operator.autoscale.rules.scale_down_window import ScaleDownWindow
 from fastgen_operator.autoscale.sample import MISSED_SCRAPES, Fleet
 
-# Within one period, a fleet grows to at most twice its size or by four replicas, as with a HorizontalPodAutoscaler.
+# Within one period, a fleet at most doubles, or grows by four replicas if that is more, as with a
+# HorizontalPodAutoscaler.
 UP_SECONDS: Final = 15.0
 UP_FACTOR: Final = 2
 UP_REPLICAS: Final = 4
@@ -54,8 +55,8 @@ class State:
         speeds: estimated capacity of each replica, and their median.
         down_needs: required replicas over the scale-down window.
         up_needs: negated required replicas over the scale-up window: the maximum is that of the least need.
-        unbounded_needs: required replicas of `up_needs`, not negated, over the scale-down window. Shows whether the
-            load exceeds a bound.
+        unbounded_needs: required replicas of `up_needs`, not negated, over the scale-down window, or over `UP_SECONDS`
+            if that is longer. Shows whether the load exceeds a bound.
         up_since, up_from: start of the current scale-up period, and the replicas at its start.
         down_at: time of the last scale-down step.
         scale_down_window: the learned scale-down window.
@@ -166,7 +167,8 @@ def _scale(
         if now - state.up_since >= UP_SECONDS:
             state = replace(state, up_since=now, up_from=current)
         most = max(UP_FACTOR * state.up_from, state.up_from + UP_REPLICAS)
-        limited = Limit("RateLimited", f"scaling up is limited to {most} replicas within {UP_SECONDS:g} s")
+        message = f"the load requires more than {most} replicas, the most allowed within {UP_SECONDS:g} s"
+        limited = Limit("RateLimited", message)
         allowed = min(up, most)
         if allowed > current:
             change = _reason(fleet, needs, state)
@@ -217,7 +219,7 @@ def _limit(policy: Policy, state: State, fleet: Fleet) -> Limit | None:
         message = f"the load requires more than spec.autoscaling.maxReplicas, {policy.max_replicas}"
         return Limit("TooManyReplicas", message)
     if max(1, _whole(state.down_needs.value)) < policy.min_replicas:
-        message = f"the load requires fewer than spec.autoscaling.minReplicas, {policy.min_replicas}"
+        message = f"the load requires fewer than minReplicas, {policy.min_replicas}"
         return Limit("TooFewReplicas", message)
     return None
 

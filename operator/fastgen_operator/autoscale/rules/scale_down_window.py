@@ -24,7 +24,7 @@ class ScaleDownWindow:
     Attributes:
         factor: the scale-down window relative to the configured one, a power of two from 1 to `MOST_FACTOR`.
         released: time of the last scale-down, unless it already counted as a mistake.
-        learned: time of the last change of `factor`.
+        learned: time of the last mistake, or of the last halving if that was later.
     """
 
     factor: int = 1
@@ -40,7 +40,7 @@ class ScaleDownWindow:
         return ScaleDownWindow(self.factor, now, self.learned)
 
     def after_burst(self, now: float, configured: float) -> ScaleDownWindow:
-        """Double the window if a burst requires replicas within one window of the last scale-down.
+        """Double the window, up to `MOST_FACTOR`, if a burst follows within one window of the last scale-down.
 
         A longer window would have avoided the cold start. A scale-down counts as a mistake once.
         """

@@ -20,7 +20,7 @@ from fastgen_operator.api.autoscaling import Autoscaling, Schedule
 from fastgen_operator.autoscale.decision import Change, Decision, Limit, counted
 from fastgen_operator.autoscale.policy import Policy
 
-# More than any change of a zone's offset: near one, cronsim would start from an ambiguous local time.
+# More than any daylight-saving change: near one, cronsim would start from an ambiguous local time.
 _SHIFT: Final = timedelta(hours=3)
 # An expression without a match from here on has none at all.
 _SOME_TIME: Final = datetime(2026, 1, 1, tzinfo=UTC)

@@ -99,8 +99,8 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
     async def scrape(self, name: str, targets: Collection[Target]) -> dict[Target, Scraped]:
         """Scrape the replicas of one fleet.
 
-        It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, not counting waits for the requests
-        of other fleets.
+        It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, not counting parsing and waits for
+        the requests of other fleets.
 
         Args:
             name: unique name of the fleet, by which earlier timeouts are remembered.
@@ -115,9 +115,10 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
         return dict(zip(targets, answers, strict=True))
 
     async def read_stage(self, address: str, port: int = HTTP_PORT) -> str:
-        """Return what the engine at an address does while it loads, in full tenths; empty if it does not say.
+        """Return the loading stage of the engine at an address; empty if it reports none.
 
-        It is no urgent request, so it shares the places of fleets with recent timeouts.
+        Its percentage is rounded down to a multiple of ten. The request is not urgent, so it shares the places of
+        fleets with recent timeouts.
         """
         async with self._places_of_slow, self._places:
             try:
@@ -185,7 +186,7 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 def _stage(body: bytes) -> str:
     """Return the stage in the body of a response of `/ready`, else an empty text.
 
-    Each percent would be one more write of the status, so only full tenths count.
+    Each percent would be one more write of the status, so the percentage is rounded down to a multiple of ten.
     """
     status = json.loads(body).get("status")
     found = _STAGE.fullmatch(status) if isinstance(status, str) else None

@@ -53,7 +53,7 @@ def _is_adoptable(kind: Kind, child: Object, owner: Object, desired: Desired) ->
     if is_terminating(child) or any(given.get(label) != desired.labels[label] for label in ours):
         return False
     if kind == DEPLOYMENT and child["spec"]["selector"].get("matchLabels") != desired.selector:
-        return False  # it is immutable
+        return False  # a Deployment's selector is immutable
     return all(_is_former(each, owner) and _is_newer(child, owner) for each in _controllers(child))
 
 

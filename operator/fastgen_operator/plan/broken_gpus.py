@@ -29,7 +29,7 @@ _MESSAGE_LIMIT: Final = 1024
 def last_replacement(situation: Situation) -> Object | None:
     """Return `status.lastReplacement`: the pod to replace now, else the last replaced one; None if there was none.
 
-    One pod at a time is replaced, with a pause in between that doubles.
+    One pod at a time is replaced, with a pause in between that doubles up to `LONGEST_PAUSE`.
     """
     last, now = _last(situation.observed), situation.now
     found = _broken_pods(situation)

@@ -22,7 +22,7 @@ class Apply:
     Attributes:
         drift: path of the first field that another writer changed or added; None if the spec is the reason.
         instead: what to apply if this is rejected: the rest of the Deployment, with its live pod template. None for
-            other kinds, and if the rest does not differ.
+            other kinds, for restores, and unless both the rest and the template differ.
         take_over: fields of other managers that the apply has to remove.
     """
 

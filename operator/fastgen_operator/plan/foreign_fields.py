@@ -1,8 +1,9 @@
-"""Foreign fields: fields of the Deployment's pod template that other managers added. Pure.
+"""Foreign fields: fields of the Deployment's pod spec that other managers added. Pure.
 
 Server-side apply removes only fields that the operator owned. A field that `kubectl edit`, `kubectl set env` or
-`kubectl rollout undo` added belongs to that manager and stays. The operator removes it by taking it over: it moves the
-field to its own entry in `metadata.managedFields`, and the next apply, which does not contain the field, removes it.
+`kubectl rollout undo` added belongs to that manager and stays. The operator removes a conflicting one by taking it
+over: it moves the field to its own entry in `metadata.managedFields`, and the next apply, which does not contain the
+field, removes it.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _APPLIED: Final[Path] = ("f:metadata", "f:annotations", f"f:{APPLIED_ANNOTATION}
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field of the pod template that another manager added.
+    """A field of the pod spec that another manager added.
 
-    `conflicts` tells whether it has to be removed: it changes where the pods run or what the engine does, or belongs to
-    an older template.
+    `conflicts` tells whether it has to be removed: it changes where the pods run or what the engine does, or
+    `kubectl rollout undo` restored it with an older template.
     """
 
     manager: str
@@ -49,7 +50,7 @@ class ForeignField:
 
 
 def foreign_fields(deployment: Object) -> tuple[ForeignField, ...]:
-    """Return the fields of the pod spec that only other managers own, by manager and field."""
+    """Return the fields of the pod spec that only other managers own, sorted by manager and path."""
     own = applied_entry(deployment)
     if own is None:
         return ()

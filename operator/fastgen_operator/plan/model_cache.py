@@ -1,7 +1,7 @@
 """The download of the model to the volume, and the pod template that waits for it. Pure.
 
-When spec.model changes, the pods keep their template until the new model is in the volume. The rest of the Deployment,
-such as its replicas, follows the spec meanwhile.
+With spec.cache.preload, when spec.model changes, the pods keep their template until the new model is in the volume. The
+rest of the Deployment, such as its replicas, follows the spec meanwhile.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def plan_download(desired: Desired, template: Object | None, situation: Situatio
 
     Args:
         template: the pod template of the spec; None if it cannot be used: then the live one and all Jobs are kept. So
-            they are if another owner has a claim of the cache's name: an author may name the cache's own claim without
-            a right on it, and must not reach that of others.
+            they are if a claim with the cache's name belongs to another owner: the author of a FastGenDeployment may
+            have no access to that claim.
     """
     observed = situation.observed
     live = None if observed.deployment is None else observed.deployment.template

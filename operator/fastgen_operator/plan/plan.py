@@ -52,7 +52,7 @@ class Plan:
         rewritten: fields of the Deployment that admission changes in every write. Writing again would not help.
         names_to_look_up: children that the plan creates. The cache has only labelled objects, so another object
             may have the name.
-        loads_to_read: pods to read the tokens in flight from, if the applies remove some of them.
+        loads_to_read: pods to read the tokens in flight from, as the applies may remove some of them.
         needs_nodes: whether the download waits until the nodes are read.
         adopts: children to adopt first. The plan has nothing else then: it has to be made again.
     """

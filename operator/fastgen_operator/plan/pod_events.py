@@ -103,7 +103,7 @@ def _failure(
     """Return the failure that repeated warnings name, in a condition's words.
 
     Args:
-        count: how often a warning is repeated at least.
+        count: least number of occurrences of a warning.
         of_events: the reason of the Events, if it is another one than the condition's.
     """
     name = of_events or reason

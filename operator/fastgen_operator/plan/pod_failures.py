@@ -25,7 +25,7 @@ _STOPPED_EXIT_CODES: Final = (0, 137, 143)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of a pod: a condition's reason and message."""
+    """A failure of pods or of a Job: a condition's reason and message."""
 
     reason: str
     message: str
@@ -40,7 +40,9 @@ _ENGINE_FAILURES: Final = {
 
 
 def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
-    """Return why the pod does not become ready; None while it starts, runs, or has crashed only a few times.
+    """Return why the pod does not become ready; None if no failure is known.
+
+    A crash without a known cause counts from the kubelet's CrashLoopBackOff or from `CRASH_LOOP_RESTARTS` restarts on.
 
     Args:
         at: time of the observation, with a time zone. A container with several crashes counts as failing for
@@ -54,6 +56,8 @@ def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
 
 def failure_of_ended(ended: Iterable[Pod], current: Sequence[Pod]) -> Failure | None:
     """Return the failure of a Deployment whose pods end instead of becoming ready; None if only a few ended.
+
+    Pods older than a ready one do not count. None, too, if all current pods are ready.
 
     Args:
         ended: pods that were evicted or rejected by their nodes.

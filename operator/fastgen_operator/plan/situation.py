@@ -124,7 +124,7 @@ class Situation:
 
     @cached_property
     def claim_size(self) -> str:
-        """The size of the volume: the spec's, or a larger one that it has grown to; empty without spec.cache."""
+        """The volume size to request: the spec's, or the live claim's if that is larger; empty without both."""
         wanted = "" if self.spec.cache is None else self.spec.cache.size
         live = "" if self.observed.claim is None else self.observed.claim.size
         return live if (quantity(live) or 0) > (quantity(wanted) or 0) else wanted
@@ -139,7 +139,7 @@ class Situation:
     def cached_model(self) -> str | None:
         """The uid of the present claim and the folder of the model downloaded to it last.
 
-        None if there is none, or without spec.cache.preload.
+        None if there is no claim or no such model, or without spec.cache.preload.
 
         A Job may be removed as soon as it is complete, by its TTL or by a cleaner, so the claim and the status remember
         it.

@@ -32,7 +32,7 @@ def all_reasons() -> dict[str, dict[str, Reason]]:
 
 
 def remedy(kind: str, reason: str, status: str) -> str:
-    """Return what to do about a condition; empty if there is nothing to do, or the reason is unknown.
+    """Return what to do about a condition; empty if nothing is to be done, or its reason or status is unknown.
 
     Links are replaced by their titles and the page.
     """
@@ -40,7 +40,6 @@ def remedy(kind: str, reason: str, status: str) -> str:
     tables = [known.get(kind, {}), *known.values()]
     found = (table[reason] for table in tables if reason in table)
     action = next((each.action for each in found if each.status == status), "")
-    # Links become their titles.
     return "" if action.startswith("Nothing.") else re.sub(r"\[([^]]+)\]\([^)]+\)", rf'"\1" in {PAGE}', action)
 
 

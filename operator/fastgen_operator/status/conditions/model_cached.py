@@ -3,7 +3,7 @@
 Sources: the completed downloads, or ready pods with the model; then Jobs without a pod, and their Events; then the
 download container of the Job's pod, or of each engine pod. After a failure, the condition is False until the next
 attempt. Engine pods without a node are reported by PodsScheduled. A failed download is resumed automatically
-after at most five minutes.
+after at most five minutes, unless its Job was ended.
 """
 
 from __future__ import annotations

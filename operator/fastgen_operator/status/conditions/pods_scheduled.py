@@ -50,7 +50,7 @@ def pods_scheduled(situation: Situation) -> Condition:
 
 
 def _hint(situation: Situation, nodes: Sequence[str], words: str) -> str:
-    """Return what keeps the pods from a node, if that is this resource itself, and the remedy."""
+    """Return what of this resource keeps the pods from a node, and the remedy; empty if nothing does."""
     observed, spec = situation.observed, situation.spec
     hint = f"; all replicas must run {_on_one_node(observed, nodes)}" if nodes else ""
     terminating = by_name(pod for pod in observed.pods if pod.is_terminating and pod.node)

@@ -4,7 +4,8 @@ Sources, of which the first that applies counts: the operator's own writes; whet
 observed the spec; whether the Deployment is paused; the pods of the current template, with their Events or last log
 lines; the pod that was replaced last, because its GPU or engine failed, until the new one is ready; the ended pods of
 the current template; the Deployment's conditions ReplicaFailure and Progressing; whether all pods have the current
-template. After three crashes, a reason stays for ten minutes, even if the pod is ready in the meantime.
+template. After three restarts of a container, its reason stays for ten minutes after the last crash, even if the pod is
+ready in the meantime.
 """
 
 from __future__ import annotations
@@ -84,7 +85,10 @@ def _of_the_deployment(situation: Situation, deployment: Deployment) -> Failure 
 
 
 def _is_complete(deployment: Deployment, observed: Observed) -> bool:
-    """Return whether all existing pods have the current template and have been ready once."""
+    """Return whether all pods exist with the current template, and its rollout has completed.
+
+    A paused Deployment does not report the latter.
+    """
     if observed.template is None or not deployment.present == deployment.updated == deployment.replicas:
         return False
     return deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable" or deployment.is_paused

@@ -34,7 +34,7 @@ INDEPENDENT: Final[_Table] = {
     SCALING_LIMITED: scaling_limited,
     REPLICAS_UNIFORM: replicas_uniform,
 }
-# Conditions that Ready ignores, too. One that does not apply to the spec is omitted from the status.
+# Conditions that Ready ignores, too. The module of each says when it is omitted from the status.
 OPTIONAL: Final = (PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
 ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
@@ -42,7 +42,7 @@ ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 def all_conditions(
     situation: Situation, problem: Problem | None, rewritten: Sequence[str] = ()
 ) -> dict[str, Condition]:
-    """Return all conditions that apply to the spec, by type, Ready first.
+    """Return the conditions by type, Ready first, without the optional ones that are omitted.
 
     Args:
         problem: what prevents the operator's own writes.

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Reason and message of the last change of the number of replicas since the operator started."""
+    """Reason and message of a change of the number of replicas."""
 
     reason: Literal[
         "KVCacheFull",
@@ -84,7 +84,7 @@ class Decision:
 
     Attributes:
         replicas: desired replicas.
-        change: why the number was last changed; None if the autoscaler has not changed it yet.
+        change: why the number was last changed; None if it has not changed since the operator started.
         hold: set if the number is held although the load may require another.
         limit: set if a bound, a rate limit or a full node overrides the load.
         sizing: the arithmetic; None while demand or capacity are unknown. It fluctuates, so it is not compared.

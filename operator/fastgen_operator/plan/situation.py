@@ -60,7 +60,8 @@ class Situation:
         """The number of replicas that the resource must have now.
 
         Without autoscaling, and in a dry run, it is the spec's. With autoscaling it is the autoscaler's decision or,
-        until there is one, the Deployment's number, within the bounds of the spec and of the active schedules.
+        until there is one, the Deployment's number (minReplicas without a Deployment), within the bounds of the spec
+        and of the active schedules.
         """
         bounds = self.spec.autoscaling
         if bounds is None or not self.spec.is_autoscaled:

@@ -116,7 +116,7 @@ def scaling_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
 
 
 def schedule_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
-    """Return the Event for a change of the schedule that sets the lower bound, or for its end; None without one."""
+    """Return the Event if another schedule sets the lower bound, or none does any more; None if nothing changed."""
     if "autoscaling" not in status:
         return None
     before = resource.get("status", {}).get("autoscaling", {}).get("activeSchedule")
@@ -128,5 +128,5 @@ def schedule_notice(resource: Object, status: dict[str, Any]) -> Notice | None:
     if before is None:
         return None
     lowest = resource["spec"]["autoscaling"].get("minReplicas", 1)
-    words = f"schedule {before['name']} ended; spec.autoscaling.minReplicas is {lowest}"
+    words = f"schedule {before['name']} no longer applies; spec.autoscaling.minReplicas is {lowest}"
     return Notice("Normal", "ScheduleEnded", words)

@@ -219,7 +219,7 @@ def test_an_active_schedule_is_a_floor_and_its_end_is_reported(space: Space) -> 
     assert started == f"schedule always requires at least 3 replicas until {shown['until']}"
     space.apply(autoscaled(schedules=[{**ALWAYS, "start": "0 0 29 2 *", "durationSeconds": 60}]))
     ended = eventually(lambda: event_of(space, "ScheduleEnded"), within=20, what="the end")
-    assert ended == "schedule always ended; spec.autoscaling.minReplicas is 1"
+    assert ended == "schedule always no longer applies; spec.autoscaling.minReplicas is 1"
     assert "activeSchedule" not in status(space)["autoscaling"]
     assert desired(space) == 3, "nothing is removed without metrics"
 

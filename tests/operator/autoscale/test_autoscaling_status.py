@@ -176,7 +176,7 @@ def test_a_schedule_raises_the_replicas_at_once_and_status_and_events_say_which_
     ended = schedule_notice({**owner, "status": {"autoscaling": after}}, {"autoscaling": over})
     assert ended is not None
     assert ended.reason == "ScheduleEnded"
-    assert ended.message == "schedule office ended; spec.autoscaling.minReplicas is 1"
+    assert ended.message == "schedule office no longer applies; spec.autoscaling.minReplicas is 1"
     assert schedule_notice({**owner, "status": {"autoscaling": after}}, {"autoscaling": after}) is None
     assert schedule_notice({**owner, "status": {"autoscaling": after}}, {}) is None, "autoscaling was removed"
 

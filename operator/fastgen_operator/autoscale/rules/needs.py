@@ -33,7 +33,7 @@ class Need:
         priority: the need with the highest priority explains a scale-up. In replicas; infinite to come first.
         up: replicas to scale up to.
         down: replicas to keep for the scale-down window.
-        floor: replicas to keep only now.
+        floor: replicas to keep now. The scale-down window does not remember them.
     """
 
     change: Change

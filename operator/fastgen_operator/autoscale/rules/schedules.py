@@ -121,7 +121,7 @@ def fault_of(schedule: Schedule) -> str | None:
             if expression is not None and next(CronSim(expression, _SOME_TIME), None) is None:
                 return f"{name}: {expression!r} matches no date"
         except CronSimError as error:
-            return f"{name}: {expression!r} is not a cron expression: {error}"
+            return f"{name}: {expression!r} is not a valid cron expression, or matches no date: {error}"
     return None
 
 

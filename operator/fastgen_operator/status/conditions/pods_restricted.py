@@ -1,8 +1,8 @@
 """The condition PodsRestricted: whether the pods comply with the restricted Pod Security Standard.
 
 Source: the Deployment's template. The generated pods comply, so the condition is absent without spec.podTemplate. With
-`podTemplate: any`, violations do not block the rollout; a namespace that enforces the standard rejects the pods, which
-Progressing reports. With `podTemplate: restricted`, only a template from before can violate it.
+`podTemplate: any` in the chart's values, violations do not block the rollout; a namespace that enforces the standard
+rejects the pods, which Progressing reports. With `podTemplate: restricted`, only a template from before can violate it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
 
 @lru_cache(maxsize=10_000)
 def _usual_heads(model_name: str) -> dict[str, Metric]:
-    """Return the metrics by line without value, as engines write names without escapes."""
+    """Return the metrics by their lines without the value, as engines write them for model names without escapes."""
     heads = {}
     for name, value in _METRICS:
         labels = {"model_name": model_name} | ({_LABELS[name]: value} if value else {})

@@ -59,8 +59,8 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
-    Exits with code 2 if the settings or credentials are invalid or a port cannot be used, with 1 if it loses the Lease
-    or fails.
+    Exits with code 2 if the settings or credentials are invalid or a port cannot be used; with 1 if it loses the Lease,
+    fails, or a running reconcile does not end in time after the signal.
     """
     settings = parse_settings(arguments)
     configure_logging(settings.log_format, verbose=settings.verbose)

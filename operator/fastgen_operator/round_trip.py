@@ -1,4 +1,4 @@
-"""The chart's test: apply a FastGenDeployment without replicas, read the operator's status, and delete it.
+"""The chart's test: apply and change a FastGenDeployment without replicas, read its status, and delete it.
 
 python -m fastgen_operator.round_trip --namespace NAMESPACE --name NAME [--operator-class CLASS]
 """

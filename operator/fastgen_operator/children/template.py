@@ -30,7 +30,7 @@ _SOURCES: Final = {
 
 
 class TemplateRefused(ValueError):
-    """spec.podTemplate is invalid or breaks the engine; the message names the field and the remedy."""
+    """spec.podTemplate or the affinity cannot be used; the message names the field and the remedy."""
 
 
 def build_template(desired: Desired) -> Object:

@@ -40,7 +40,7 @@ class InformerCache:
         self._stores: dict[Kind, _Store] = {}
 
     def put(self, kind: Kind, obj: Object) -> None:
-        """Store an object, unless a newer version of it or its deletion is known."""
+        """Store an object, unless the same or a newer version of it, or its deletion, is known."""
         if self._known(kind, obj) is not None:
             return
         trimmed = self._reduced(kind, obj)
@@ -162,7 +162,8 @@ class _Store:
     def replace(self, namespace: str | None, listed: list[Object], version: int) -> list[Object]:
         """Replace the objects of a namespace (None: all) with a list; return those added, updated or removed.
 
-        Cached objects newer than the list stay. If the list is older than the previous one, all objects are replaced.
+        Cached objects newer than the list stay. If the list is older than the previous one, all objects are replaced,
+        and only those of the list are returned.
         """
         went_backwards = version < self._listed.get(namespace, 0)
         present = {_key(obj) for obj in listed}

@@ -34,7 +34,7 @@ _APPLY_PATCH = "application/apply-patch+yaml"
 # has version 1: etcd's first write has a greater one.
 _NO_VERSION = {"resourceVersion": "1"}
 
-# Attempts of an apply while only the status of its object changes.
+# Attempts of an apply while only the status or the metadata of its object changes.
 _ATTEMPTS = 5
 
 
@@ -95,8 +95,9 @@ class KubeClient:
             before: the object that the manifest was compared with; None if it is to be created.
 
         Raises:
-            KubeError: the write failed; with status 409 if the object exists already, or its spec has changed or it was
-                deleted since `before` was read.
+            KubeError: the write failed; with status 409 if the object exists already, or was deleted or has changed
+                since `before` was read. Changes of its status or metadata count only if the kind has no generation, or
+                after `_ATTEMPTS` of them.
         """
         for left in reversed(range(_ATTEMPTS)):
             version = _NO_VERSION if before is None else _version(before)
@@ -105,7 +106,7 @@ class KubeClient:
                 return self._patch(kind, manifest, body, _APPLY_PATCH, [("force", "true")])
             except KubeError as error:
                 live = self._reread(kind, manifest, error)
-                # Controllers update the status at any time. The plan does not depend on it.
+                # Controllers update the status and metadata at any time. The manifest does not depend on them.
                 if not left or before is None or live is None or not has_same_spec(before, live):
                     raise
                 before = live

@@ -93,7 +93,10 @@ def stub(kind: Kind, obj: Object, fault: str | None = None) -> Object:
 
 
 def pack(kind: Kind, kept: Object) -> Object:
-    """Return a compact object with a large spec as compressed text; `unpack` restores it."""
+    """Return a FastGenDeployment or Deployment with a large spec and its managedFields as compressed text.
+
+    Other objects are returned unchanged. `unpack` restores the fields.
+    """
     if kind not in _CHARACTERS or FAULT in kept or "spec" not in kept:
         return kept
     metadata, spec = kept["metadata"], kept["spec"]
@@ -110,7 +113,7 @@ def pack(kind: Kind, kept: Object) -> Object:
 
 
 def unpack(cached: Object) -> Object:
-    """Return an object of the cache with its whole spec."""
+    """Return an object of the cache with its whole spec and managedFields."""
     if _PACKED not in cached:
         return cached
     heavy = json.loads(zlib.decompress(cached[_PACKED]))

@@ -29,7 +29,11 @@ class Lease:
         return found
 
     def write(self, lease: Object) -> Object:
-        """Create the Lease, or replace the version that was read. Raises KubeError, with 409 if it changed."""
+        """Create the Lease, or replace the version that was read.
+
+        Raises:
+            KubeError: the write failed; with status 409 if the Lease exists already or has changed.
+        """
         metadata = {**lease.get("metadata", {}), "namespace": self.namespace, "name": self.name}
         body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, **lease, "metadata": metadata}
         method, name = ("PUT", self.name) if "resourceVersion" in metadata else ("POST", None)
@@ -40,7 +44,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A Lease as last read (None if missing), and the local time since when it is unchanged."""
+    """A Lease as last read (None if missing), and the local time since which its spec is unchanged."""
 
     lease: Object | None
     since: float

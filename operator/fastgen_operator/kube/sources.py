@@ -53,7 +53,7 @@ class Sources:
         if before != error:
             self._show(source, True)
             doing = "listing" if reading == "list" else "watching"
-            logger.warning("%s %s: %s; it is retried, and everything else goes on", doing, describe(source), error)
+            logger.warning("%s %s: %s; the operator retries", doing, describe(source), error)
 
     def serves(self, namespace: str) -> bool:
         """Return whether enough was listed to reconcile resources of this namespace."""

@@ -37,12 +37,13 @@ class KubeError(Exception):
     """A request to the API server failed.
 
     Attributes:
-        status: HTTP status; 0 without a usable response, or if no request was sent.
-        retry_after: seconds of the Retry-After header, at most `_LONGEST_PAUSE`; 0 without one.
+        status: HTTP status of the response, or of the earlier one whose Retry-After still lasts; 0 without a usable
+            response, or for a write without leadership.
+        retry_after: seconds that Retry-After still lasts, at most `_LONGEST_PAUSE`; 0 without that header.
         causes: reasons in the response's `details.causes`.
-        is_status: whether the response was a Status, which concerns this request alone: a 429 or 503 may come from an
-            admission webhook of one namespace, or from a kind that cannot be read yet. An overloaded API server, or a
-            proxy before it, answers in plain text.
+        is_status: False if the response was not a Status. A Status concerns this request alone: a 429 or 503 may come
+            from an admission webhook of one namespace, or from a kind that cannot be read yet. An overloaded API
+            server, or a proxy before it, answers in plain text.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class KubeError(Exception):
 
     @property
     def is_answer(self) -> bool:
-        """Whether the server handled this request. If not, the next one fails too.
+        """Whether the server handled this request.
 
-        It is then unreachable or overloaded, or rejects the credentials.
+        If not, it is unreachable or overloaded, or rejects the credentials: the next request probably fails, too.
         """
         return self.status not in (0, 401, 504) and (self.is_status or self.status not in (429, 503))
 
@@ -155,7 +156,8 @@ class ApiServer:
         more bytes is requested again with fewer objects.
 
         Raises:
-            KubeError: as `request`. The iterator reads further pages, and raises it too.
+            KubeError: as `request`, or one object has more than `_PAGE_BYTES`. The iterator reads further pages, and
+                raises it too.
         """
         limit = _FIRST_OBJECTS
         first, limit = self._page(path, query, limit)

@@ -62,7 +62,7 @@ class Claim(Stored):
 
     @cached_property
     def capacity(self) -> str:
-        """The size of its volume, which is smaller than `size` until it has grown; empty without a volume."""
+        """The size of its volume, smaller than `size` until an expansion ends; empty without a volume."""
         return str(self.status.get("capacity", {}).get("storage", ""))
 
     @cached_property

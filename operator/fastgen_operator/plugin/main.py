@@ -1,7 +1,7 @@
 """The program `kubectl-fastgen`, which kubectl runs as `kubectl fastgen`.
 
-Exit codes: 0; 1 if the command fails, a drain test loses a request or a replayed decision differs; 2 for a wrong
-command line or kubeconfig, or a missing module; 130 if interrupted.
+Exit codes: 0 for success; 1 if the command fails, a drain test loses a request or a replayed decision differs; 2 for a
+wrong command line or kubeconfig, or a missing module; 130 if interrupted.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def _pods(resource: Object, pods: list[Pod], now: datetime) -> list[PodRow]:
     """Return the pods with their states, by the operator's own rules.
 
     The operator also knows the Events of pods, and starts of pods that are gone. So what the status says about a pod
-    that does not serve takes precedence, unless the pod has since become ready or is being deleted.
+    that does not serve takes precedence, unless the pod has since become ready, ended or lost its node, or is being
+    deleted.
     """
     told = {each["name"]: each for each in resource.get("status", {}).get("supply", {}).get("pods", ())}
     slow = resource.get("status", {}).get("stragglers", ())

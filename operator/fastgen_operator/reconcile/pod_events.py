@@ -1,4 +1,4 @@
-"""Read the Events of pods without containers and of Jobs without pods. A cluster has too many to watch them."""
+"""Read the Events of pods without containers and of Jobs without pods. A cluster has too many Events to watch."""
 
 from __future__ import annotations
 

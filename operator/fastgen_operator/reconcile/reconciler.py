@@ -99,7 +99,8 @@ class Reconciler:
         """Make the children match the spec, and the status the children.
 
         Returns:
-            What prevents it, to be retried; None if nothing does.
+            What prevents it, to be retried; None if nothing does, or if the resource is gone, being deleted or another
+            operator's.
 
         Raises:
             KubeError: the API server failed, or another writer came first; to be retried. If this lasts, the status
@@ -144,9 +145,9 @@ class Reconciler:
             return False
 
     def seconds_until_due(self, key: Key) -> float | None:
-        """Return the seconds until a schedule starts or ends or a pod may be replaced; None if none of these is due.
+        """Return the seconds until the next start or end of a schedule or replacement of a pod, or None.
 
-        Negative if the time has passed.
+        Negative if the time has passed. None if no such time is known.
         """
         memory = self._memories.get(key)
         return None if memory is None or memory.due is None else (memory.due - self.now()).total_seconds()

@@ -12,7 +12,7 @@ from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import Object
 from fastgen_operator.plan.observed import Observed
 
-# A remembered resource is reconciled again after this time, whatever has changed.
+# A remembered resource is reconciled again after this time, even if nothing has changed.
 TRUST: Final = timedelta(minutes=10)
 
 

@@ -34,7 +34,7 @@ _ROUNDS = 3
 class Controller:
     """Reconciles queued resources, and all resources periodically, while this operator leads.
 
-    A standby does everything else: its queue is filled and its watches are open when it takes over.
+    A standby lists and watches, too: its queue is filled and its watches are open when it takes over.
 
     Attributes:
         progress: steps of the threads that reconcile and list.

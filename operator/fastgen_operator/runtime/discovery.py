@@ -34,9 +34,9 @@ class Discovery:
         return self._platform.optional_kinds
 
     def platform(self, namespace: str) -> Platform:
-        """Return the platform of a namespace, with the optional kinds that exist and can be read there.
+        """Return the platform of a namespace, with the optional kinds that can be read there.
 
-        They exist as of the last `refresh`, and before the first none does.
+        They are those that the last `refresh` found; none before the first one.
         """
         usable = frozenset(kind for kind in self.kinds() if not self._sources.fails(kind, namespace))
         # The same object for the same kinds: settled resources compare it by identity.

@@ -1,7 +1,7 @@
 """The operator's HTTP servers: the probes, the metrics, and the last decisions of the autoscaler.
 
-Each has threads of its own, so that it answers while the event loop hangs. The number of its connections is bounded: a
-new one closes the oldest, so that clients that never end their requests keep no probe from its answer.
+Each has threads of its own, so that it answers while the event loop hangs. The number of its connections is bounded:
+one more closes the oldest, so that clients that never end their requests keep no probe from its answer.
 
 The server of decisions listens on the pod's loopback interface, for `kubectl fastgen explain-scaling`: the right to
 read it is the right to forward ports of the operator's pods. Decisions contain names of pods and figures, no addresses

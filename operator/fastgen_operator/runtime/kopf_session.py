@@ -196,8 +196,8 @@ class _Watch:
         """Yield the reduced events, each with a line break; after a failure, an ERROR event with code 410.
 
         Raises:
-            aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError: the connection broke. kopf opens
-                the watch again.
+            aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError: the connection broke after at least
+                `_SHORTEST` seconds. kopf opens the watch again.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -1,9 +1,9 @@
 """Leader election on a Lease, with the protocol of client-go's leaderelection.
 
-A candidate leads after it writes its identity into a free Lease. The leader renews the Lease, and stops if it cannot
-for `renew` seconds. Another candidate acquires the Lease `duration` seconds after it last saw it change. Times are
-compared on the local clock only. Every write names the version that was read, so that one of two concurrent writers
-fails.
+A candidate leads after it writes its identity into a free or expired Lease. The leader renews the Lease, and stops if
+it cannot for `renew` seconds. A candidate takes the Lease for expired when it has seen no change of it for `duration`
+seconds. Times are compared on the local clock only. Every write names the version that was read, so that one of two
+concurrent writers fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Terms:
     """Times of an election, seconds.
 
     Attributes:
-        duration: a Lease that has not changed for this long is free.
+        duration: a Lease that has not changed for this long has expired: another candidate may acquire it.
         renew: a leader that cannot renew the Lease for this long stops.
         retry: interval between attempts to acquire or renew it.
     """
@@ -90,7 +90,7 @@ class Leadership:
         await self._won.wait()
 
     async def keep(self) -> None:
-        """Acquire the Lease when it is free, and renew it until it is released.
+        """Acquire the Lease when it is free or expired, and renew it until it is released.
 
         Raises:
             LeadershipLost: the Lease was held and is lost.
@@ -120,7 +120,7 @@ class Leadership:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._release)
 
     def _attempt(self) -> None:
-        """Try once to acquire or renew. The term starts before the request, which may take long."""
+        """Try once to acquire or renew. Leadership counts from before the request, which may take long."""
         if self._is_over:
             return
         start = self._clock()

@@ -57,7 +57,7 @@ class Progress:
         return self._last[work]
 
     def stuck(self, work: Work) -> float:
-        """Return the longest time without a step of a thread with that work, seconds; 0 if there is none."""
+        """Return the longest time without a step of a thread with that work, seconds; 0 if no thread has it."""
         with self._lock:
             steps = [at for kind, at in self._threads.values() if kind == work]
         return self._clock() - min(steps) if steps else 0.0
@@ -91,7 +91,7 @@ class Sign:
 class Heartbeat:
     """Ages of all signs as of the last beat.
 
-    The event loop beats about once a second, and any thread may check. While the loop hangs, the ages keep growing.
+    The event loop beats about once a second, and any thread may check. While the loop hangs, ages above 0 keep growing.
 
     Args:
         clock: monotonic seconds.

@@ -41,7 +41,7 @@ class StaleEvents:
             return
         told = frozenset(source for source in self._told if source in failures)
         for source in sorted(lasting - told, key=describe):
-            words = f"{describe(source)} cannot be read: {failures[source]}; everything else goes on"
+            words = f"{describe(source)} cannot be read: {failures[source]}; the operator retries"
             self.recorder.record(lease, Notice("Warning", "KindStale", words), self.now())
         for source in sorted(self._told - told, key=describe):
             self.recorder.record(

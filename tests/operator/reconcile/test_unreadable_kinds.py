@@ -226,7 +226,7 @@ def test_a_watch_that_always_fails_is_replaced_by_lists_and_the_lease_is_release
     assert stale(operator) == {f"pods/{space.name}"}
     assert operator.is_healthy(), "a restart would not help"
     (event,) = eventually(lambda: reports(plane, "KindStale"), within=20, what="an Event on the Lease")
-    assert event["message"] == (f"pods in namespace {space.name} cannot be read: injected 500; everything else goes on")
+    assert event["message"] == (f"pods in namespace {space.name} cannot be read: injected 500; the operator retries")
     assert not reports(plane, "KindRead")
     proxy.rule = lambda _: None
     eventually(lambda: reports(plane, "KindRead"), within=80, what="an Event that the pods can be read again")

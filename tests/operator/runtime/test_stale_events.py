@@ -58,7 +58,7 @@ def test_a_kind_that_still_fails_at_the_next_resync_is_reported_once_until_it_ca
     reported.sources.failed((JOB, "two"), "list", "no webhook")
     assert reported.resync() == [], "it may be a moment"
     reported.sources.succeeded((JOB, "two"), "list")
-    stale = "Warning KindStale: pods in namespace one cannot be read: no right; everything else goes on"
+    stale = "Warning KindStale: pods in namespace one cannot be read: no right; the operator retries"
     assert reported.resync() == [stale]
     assert reported.resync() == []
     reported.sources.succeeded((POD, "one"), "watch")

@@ -1,7 +1,8 @@
 """`kubectl fastgen drain-test`: evict a pod under load; report whether a request was lost.
 
-Streams run on all ready pods, each through a port-forward. While streams are open on one pod, it is evicted, as by a
-drain of its node. These streams must complete. Later requests go to the pods that are then ready, as from a Service.
+Streams run on the ready pods, each on one chosen at random, through a port-forward. While streams are open on one pod,
+it is evicted, as by a drain of its node. These streams must complete. Later requests go to the pods that are then
+ready, as from a Service.
 How fast kube-proxy and gateways notice the eviction is not tested, because no request passes through them.
 """
 

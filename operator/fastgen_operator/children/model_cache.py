@@ -56,8 +56,7 @@ def build_fetch_job(
     Args:
         engine_pod: spec of the pods that will serve the model.
         claim_uid: the uid of the live PersistentVolumeClaim.
-        in_use: addresses of the models that pods use now. All other models except the new one are removed from the
-            volume.
+        in_use: addresses of the models to keep. All others except the new one are removed from the volume.
         placement: where its pod may run.
     """
     spec, settings = desired.spec, desired.platform.pods

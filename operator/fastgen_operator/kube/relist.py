@@ -23,7 +23,7 @@ _MOST_DOUBLINGS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Relister:
-    """Lists everything that the operator reads, each kind and namespace on its own.
+    """Lists the kinds of the informer cache, each kind and namespace on its own.
 
     Attributes:
         kinds: returns the kinds to list now, in addition to FastGenDeployments.

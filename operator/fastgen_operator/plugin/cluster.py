@@ -44,7 +44,7 @@ class Cluster:
     """A cluster and the namespace in use.
 
     Attributes:
-        context: name of the kubeconfig's context, for messages.
+        context: name of the kubeconfig's context, for messages; in-cluster without a kubeconfig.
     """
 
     configuration: Configuration
@@ -117,7 +117,7 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
         except HTTPError as error:
-            raise PluginError(f"the log of pod {pod.name} ended: {error}") from error
+            raise PluginError(f"reading the log of pod {pod.name}: {error}") from error
 
     def connection(self, namespace: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
         """Return an HTTP connection to a port of a pod, through the API server and the kubelet.
@@ -125,7 +125,8 @@ class Cluster:
         Unlike the API server's proxy, it reaches servers on the loopback interface, and no NetworkPolicy applies.
 
         Raises:
-            PluginError: the user may not forward ports, or the pod does not run.
+            PluginError: there is no connection, for example because the user may not forward ports or the pod does not
+                run.
         """
         # Use a new client, because portforward temporarily replaces a method of the client, and threads share others.
         core = CoreV1Api(ApiClient(self.configuration))

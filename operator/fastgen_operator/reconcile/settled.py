@@ -18,7 +18,7 @@ TRUST: Final = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that a reconcile reads, except the time.
+    """Everything that a reconcile of a settled resource reads, except the time.
 
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.

@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
-    """Print the logs of all pods; return the exit code, 1 if no pod has logs."""
+    """Print the logs of all pods; return the exit code, 1 if no log could be read to its end.
+
+    With --follow, it runs until interrupted.
+    """
     cluster.resource(options.name)
     reader = _Reader(options, cluster, screen)
     pods = cluster.pods(options.name)
@@ -63,7 +66,7 @@ class _Reader:
         self._colours: dict[str, str] = {}
 
     def read(self, pod: Pod) -> bool:
-        """Print the log of a pod; return whether it has one."""
+        """Print the log of a pod; return whether it was read to its end. An error is printed, too."""
         name = pod.name
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         prefix = self._screen.paint(f"[{name}]", colour)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-# Clocks that agree up to this do not matter. The header has whole seconds.
+# Smaller differences of clocks do not matter. The header has whole seconds.
 _TOLERANCE: Final = timedelta(seconds=2)
 
 

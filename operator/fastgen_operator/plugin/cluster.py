@@ -41,7 +41,7 @@ class UsageError(PluginError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster and the namespace in use.
+    """A cluster and the namespace in use. Every method that sends a request raises PluginError if it fails.
 
     Attributes:
         context: name of the kubeconfig's context, for messages; in-cluster without a kubeconfig.

@@ -70,7 +70,7 @@ class Reconciler:
     """Reconciles resources. Several threads may use it, if no two of them reconcile the same resource at a time.
 
     Attributes:
-        cache: what the watches and the operator's own writes have shown.
+        cache: what lists, watches and the operator's own writes have shown.
         client: writes, and reads objects that are not watched.
         platform: returns what the cluster offers now in a namespace.
         now: returns the time, with a time zone, for transition times and Events.

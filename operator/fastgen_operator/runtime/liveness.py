@@ -1,7 +1,7 @@
 """Progress of the operator's loops and threads, for the liveness probe.
 
-Progress is a step, not a result: a busy operator, or one whose API server is slow or fails, makes steps. A restart
-would only make it slower.
+Progress is a step, not a result: an operator that is busy, or whose API server is slow or fails, makes steps. A restart
+would only delay its work.
 """
 
 from __future__ import annotations

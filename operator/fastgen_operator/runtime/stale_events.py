@@ -20,7 +20,8 @@ class StaleEvents:
     """Records when a source fails, and when it can be read again. For one thread at a time.
 
     Attributes:
-        lease: returns the Lease while this operator holds it, else None: only the leader records.
+        lease: returns the Lease while this operator holds it; None on a standby and without leader election, where no
+            Events are recorded.
     """
 
     sources: Sources

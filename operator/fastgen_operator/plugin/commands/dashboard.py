@@ -44,7 +44,11 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 
 
 def serve(cluster: Cluster, namespace: str | None, port: int) -> ThreadingHTTPServer:
-    """Return a server of the pages of one namespace, or of all for None; not yet serving."""
+    """Return a server of the pages of one namespace, or of all for None; not yet serving.
+
+    Raises:
+        UsageError: the port cannot be used.
+    """
 
     def page(path: str, nonce: str) -> str | None:
         now = datetime.now(UTC)

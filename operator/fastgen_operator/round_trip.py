@@ -1,4 +1,4 @@
-"""The chart's test: apply and change a FastGenDeployment without replicas, read its status, and delete it.
+"""The chart's test: apply, change, read and delete a FastGenDeployment without replicas.
 
 python -m fastgen_operator.round_trip --namespace NAMESPACE --name NAME [--operator-class CLASS]
 """

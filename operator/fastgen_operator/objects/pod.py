@@ -154,7 +154,7 @@ class Pod(Stored):
 
     @cached_property
     def unready_since(self) -> float | None:
-        """Since when its condition Ready has not been True, in seconds since 1970; None if it is True or missing."""
+        """Since when its condition Ready is not True, in seconds since 1970; None if True or missing."""
         return None if self.is_ready else _changed_at(self.condition("Ready"))
 
     @cached_property

@@ -41,7 +41,7 @@ class UsageError(PluginError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster and the namespace in use. Every method that sends a request raises PluginError if it fails.
+    """A cluster and the namespace in use. Methods raise PluginError if their request fails.
 
     Attributes:
         context: name of the kubeconfig's context, for messages; in-cluster without a kubeconfig.

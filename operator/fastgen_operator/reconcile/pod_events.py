@@ -1,4 +1,7 @@
-"""Read the Events of pods without containers and of Jobs without pods. A cluster has too many Events to watch."""
+"""Read the Events of pods without containers and of Jobs without pods.
+
+A cluster has too many Events to watch.
+"""
 
 from __future__ import annotations
 

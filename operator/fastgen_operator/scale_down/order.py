@@ -22,13 +22,16 @@ class SetDeletionCost:
 
 
 def pods_in_order(pods: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Return the ready pods that are not being deleted, whose cost orders their deletion; none if only one is."""
+    """Return the pods whose cost determines the order of deletion: the ready ones.
+
+    Pods that are being deleted are left out. Empty if only one pod remains.
+    """
     ready = [pod for pod in pods if pod.is_ready and not pod.is_terminating and not pod.has_ended]
     return by_name(ready) if len(ready) > 1 else ()
 
 
 def deletion_costs(pods: Iterable[Pod], loads: Mapping[str, float]) -> tuple[SetDeletionCost, ...]:
-    """Return the deletion costs to write: the tokens in flight of each pod whose annotation differs from them.
+    """Return the deletion costs to write: the tokens in flight of pods whose annotation differs.
 
     A pod whose load is unknown gets the highest cost of the others: it may be too busy to answer.
 

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: if an argument, a file or the model cannot be used.
-        RequestError: if a sampling parameter is out of range, or a prompt is too long.
+        RequestError: if a sampling parameter or a stop string is invalid, or the model cannot serve a prompt.
     """
     config = engine_config(options)
     sampling = SamplingParams(

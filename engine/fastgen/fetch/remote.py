@@ -12,7 +12,7 @@ from fastgen.fetch.errors import FetchError, SourceNotFound
 from fastgen.setting_fields import is_utf8
 
 WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.*", "merges.txt")
-"""Weights and their descriptions; never code or the same weights in another format."""
+"""Weights, configuration, tokenizer and chat templates; never code, or the same weights in another format."""
 
 
 @dataclass(frozen=True, slots=True)

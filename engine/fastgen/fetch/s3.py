@@ -111,7 +111,7 @@ def _client(timeout: float) -> Any:
         "read_timeout": timeout,
         # Retries are counted in one place, which knows about progress.
         "retries": {"total_max_attempts": 1},
-        # Other stores support neither virtual-hosted buckets nor Amazon's newest checksums.
+        # Some other stores support neither virtual-hosted buckets nor Amazon's newest checksums.
         "s3": {"addressing_style": "path" if custom else "auto"},
         "response_checksum_validation": "when_required",
     }

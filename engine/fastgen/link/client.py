@@ -1,7 +1,7 @@
 """Client of the engine process: sends it requests, receives its reports, and detects its end.
 
-A client and the engine share only a ZeroMQ PAIR socket in a private directory; `fastgen.link.messages` defines the
-messages.
+Once the engine has its configuration, a client and the engine share only a ZeroMQ PAIR socket in a private directory.
+`fastgen.link.messages` defines the messages.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class EngineClient:
             self._send(Gone(client))
 
     def abort_all(self) -> None:
-        """End all requests with finish reason `abort`; their outputs so far remain valid."""
+        """End all requests of this process with finish reason `abort`; their outputs so far remain valid."""
         for request_id in self.in_flight.ids():
             self.in_flight.deliver(TokenOutput(request_id, [], FinishReason.ABORT))
             self._send(Cancel(request_id))

@@ -96,7 +96,8 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
         logprobs: one for each of `token_ids`, if requested.
         prompt_logprobs: of the next prompt tokens in order, if requested. Over all outputs there is one for each
             prompt token but the first, and all of them come before or with the first sampled token.
-        cached_tokens: prompt tokens found in the prefix cache; set on the request's first output of a step only.
+        cached_tokens: prompt tokens found in the prefix cache; set only on the first output after the request has been
+            scheduled.
         queue_seconds: from the request's arrival in the engine to its first step; set likewise.
         finish_reason: set on the request's last output.
         pooled: the result of a request with `pooling`, little-endian float32; set on its only output, unless it ends

@@ -104,7 +104,7 @@ class LLM:
                 parameters are not merged with it.
             stop: a stop string, or several; they are not part of the text.
             n: completions per prompt. With a seed, completion i uses seed + i.
-            progress: show a progress bar on standard error. By default, shown for several prompts on a terminal.
+            progress: show a progress bar on standard error. By default, shown on a terminal for several completions.
 
         Returns:
             n outputs per prompt, in the order of the prompts.

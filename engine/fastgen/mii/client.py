@@ -39,7 +39,7 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
         api_key: API key, if the server requires one; defaults to the environment variable FASTGEN_API_KEY.
 
     Raises:
-        DeploymentError: as `deployments.find`, or the deployment is not ready yet or has ended.
+        DeploymentError: as `deployments.find`, or the server process has not been started yet or has ended.
     """
     deployment = deployments.find(deployment_name)
     if not deployment.url:

@@ -23,8 +23,8 @@ class Deployment:
 
     Attributes:
         name: name of the deployment.
-        url: base URL; empty while the server starts.
-        pid: id of the server process; while the server starts, of the process that starts it.
+        url: base URL; empty until the server process has been started.
+        pid: id of the server process; before that, of the process that starts it.
         began: start time of that process in ticks since boot. It detects a reused process id.
         drain_seconds: time that running requests get to finish after SIGTERM.
         log: path of the log file.

@@ -72,7 +72,7 @@ class APIProcess:
         listener: the listening socket.
         keys: valid API keys.
         tracer: None if tracing is off.
-        role: its number among the server's processes, and the engine process, which waits for its configuration.
+        role: its role in the server. `role.engine` waits for its configuration.
         started: start time of the server, in seconds of the monotonic clock.
     """
 

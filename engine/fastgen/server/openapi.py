@@ -38,11 +38,11 @@ _ERRORS = {
     "401": "The API key is missing or invalid.",
     "403": "The Host header has a name that is not allowed.",
     "404": "The model is not served here, or the server has another task.",
-    "408": "The request was not received in time, or its `timeout` passed before the first token.",
+    "408": "The request was not received in time, or its `timeout` passed before the first token or the result.",
     "413": "The body is too large.",
     "415": "The body is compressed.",
     "429": "The queue is full; retry after Retry-After seconds.",
-    "431": "The request line and headers are too large.",
+    "431": "The request line and headers are too large, or there are too many headers.",
     "500": "The engine died during the request, or the server failed; its log has the details.",
     "503": "The server is loading, draining or out of memory, or its engine hangs or is dead; retry after "
     "Retry-After seconds, if the response has that header.",

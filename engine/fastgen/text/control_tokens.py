@@ -2,9 +2,9 @@
 
 A chat template writes role marks such as `<|im_end|>` as text, and the tokenizer makes tokens of them. The same text in
 a message would become the same token, and forge the end of the message. So before a template renders client text, a
-character that occurs in no text is put into each spelling of a control token. After it, spellings with this character
-inside are encoded as plain text, and those without are the template's. transformers serves the same purpose with
-`apply_chat_template(..., sanitize_control_tokens=True)`.
+character that occurs in no text is put into each spelling of a control token. In the prompt, spellings with this
+character inside are encoded as plain text, and those without are the template's. transformers serves the same purpose
+with `apply_chat_template(..., sanitize_control_tokens=True)`.
 """
 
 from __future__ import annotations

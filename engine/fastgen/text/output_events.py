@@ -30,7 +30,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The next piece of a call's arguments; the pieces form JSON unless the model wrote none, or was cut short."""
+    """The next piece of a call's arguments; the pieces form JSON unless the model wrote it wrongly or was cut short."""
 
     index: int
     text: str

@@ -162,7 +162,7 @@ class AnswerFinder:
 def reasoning_format(name: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
     """Return the format of `--reasoning-parser`; None if reasoning is not parsed.
 
-    `auto` parses it if the marks are in the template or in the vocabulary.
+    `auto` parses it if the closing mark is in the template, or both marks are tokens of the vocabulary.
 
     Raises:
         ConfigError: if `auto` finds the channels of Harmony (gpt-oss), which are not parsed.

@@ -26,8 +26,8 @@ class JSONRoute(APIRoute):
     """A route whose endpoint takes a `request` and a `body`, a pydantic model.
 
     A body must be strict JSON, nested no deeper than `MAX_LEVELS`, with at most `MOST_NODES` objects, lists and
-    strings, and `MOST_ITEMS` other values. The values are counted while the body arrives; a body with too many is
-    rejected at once. A large body is then given to the application's `state.check_large_body`, which may reject it
+    strings, and about `MOST_ITEMS` other values. The values are counted while the body arrives; a body with too many
+    is rejected at once. A large body is then given to the application's `state.check_large_body`, which may reject it
     unparsed.
     """
 

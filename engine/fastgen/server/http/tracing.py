@@ -1,4 +1,4 @@
-"""OpenTelemetry tracing: one span per API request, if an OTLP endpoint is configured.
+"""OpenTelemetry tracing: a span per API request with a child span per phase, if an OTLP endpoint is configured.
 
 Names follow OpenTelemetry's semantic conventions for HTTP and generative AI. These have no attributes for latencies, so
 those use vLLM's names. OpenTelemetry is not imported unless an endpoint is configured.

@@ -1,4 +1,4 @@
-"""The fields that all request bodies have which the engine runs, and the engine request that they become."""
+"""Fields of all request bodies that lead to engine requests, and the conversion to engine requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastgen.server.openai.fields.unsupported import ignored
 
 
 class BaseRequest(BaseModel):
-    """Fields that all requests share which the engine runs: generation and pooling. Unknown fields are ignored."""
+    """Fields that generation and pooling requests share. Unknown fields are ignored."""
 
     default_truncation_side: ClassVar[Literal["left", "right"]] = "left"
 
@@ -36,7 +36,7 @@ class BaseRequest(BaseModel):
         Args:
             token_ids: the prompt.
             longest: the number of tokens that -1 stands for.
-            num_ending: tokens after the text that truncation on the right keeps.
+            num_ending: number of tokens at the end, after the text, that truncation on the right keeps.
         """
         limit = self.truncate_prompt_tokens
         if limit is None:

@@ -9,7 +9,7 @@ from fastgen.text.tokenizer import Tokenizer
 
 
 def echoed(prompt: str | list[int], kept: Sequence[int], tokenizer: Tokenizer, hidden: frozenset[int]) -> str:
-    """Return the text of the prompt tokens that the model got, without a character that its end leaves incomplete.
+    """Return the text of the prompt tokens that the model got, without an incomplete character at the end.
 
     Args:
         prompt: the prompt as given.

@@ -79,8 +79,8 @@ What the server does with each field of OpenAI's API, and of vLLM's and SGLang's
 - **no effect**: accepted with any value, because it cannot change the answer.
 - –: not a field of this endpoint.
 
-`null` is always accepted and means the default. Fields that are not in this table are ignored: of other servers, those
-that cannot change an answer here, such as routing hints, ids of requests and settings for images.
+`null` means the default; only required fields reject it. Fields that are not in this table are ignored: of other
+servers, those that cannot change an answer here, such as routing hints, ids of requests and settings for images.
 
 `tools[].function.strict` (chat) and `tools[].strict` (responses): `true` is rejected with the function's name if its
 schema cannot be enforced. The defaults are OpenAI's: `false` in chat completions, and `true` in responses where the

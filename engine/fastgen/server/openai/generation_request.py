@@ -1,4 +1,4 @@
-"""Request bodies of /v1/completions and /v1/chat/completions: OpenAI's fields and vLLM's extensions.
+"""Request bodies of /v1/completions and /v1/chat/completions: OpenAI's fields and extensions of vLLM and SGLang.
 
 Fields that are not implemented are in `fields/unsupported.py`.
 
@@ -226,7 +226,7 @@ class CompletionRequest(GenerationRequest):
         return 1 if self.prompt_only else self.max_tokens  # the engine generates at least one, which is dropped
 
     def check(self) -> None:
-        """Raise RequestError if fields contradict each other."""
+        """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
         super().check()
         if self.num_candidates < self.num_choices:
             message = f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}"
@@ -294,7 +294,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def check(self) -> None:
-        """Raise RequestError if fields contradict each other."""
+        """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise field_error("top_logprobs", "requires logprobs; set logprobs to true")

@@ -21,7 +21,7 @@ def json_response(body: Struct, status: int = 200) -> Response:
 
 
 def finish_reason(reason: FinishReason | None) -> str | None:
-    """Return the finish reason that clients see: `abort` for a deadline, for which OpenAI has none; None before."""
+    """Return the finish reason that clients see: `abort` for a deadline, which OpenAI lacks; None before the end."""
     return FinishReason.ABORT.value if reason is FinishReason.DEADLINE else reason and reason.value
 
 

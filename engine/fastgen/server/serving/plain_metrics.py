@@ -47,7 +47,7 @@ class PlainHistogram(Collector):
         name: its name.
         help_text: what it measures.
         labels: of its only series.
-        buckets: upper bounds, ascending; the last bucket has no bound.
+        buckets: upper bounds, ascending; one more bucket has no bound.
     """
 
     def __init__(self, name: str, help_text: str, labels: dict[str, str], buckets: Sequence[float]) -> None:

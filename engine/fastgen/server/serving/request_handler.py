@@ -130,8 +130,9 @@ class RequestHandler:
             on_change: called when there is something to `take` and there was nothing before.
 
         Raises:
-            FailedRequest: if the engine dies, lacks the memory or rejects a request, if a grammar takes too much work
-                or memory, if the deadline passes before the first token of any generation, or after `fail`.
+            FailedRequest: if the engine dies, lacks the memory or rejects a request, if a grammar cannot be followed to
+                its end, or if the deadline passes before any generation has a token.
+            APIError: the error of `fail`, if that was called.
         """
         self._on_change = on_change
         try:

@@ -38,7 +38,7 @@ class TokenStream(EventStream):
     """Streams the generations of a request handler.
 
     The deltas of one report are encoded and written together, in one callback of the event loop and without a task.
-    Nothing is written while the client does not read. Its generations continue, and what each adds becomes one delta.
+    Nothing is written while the client does not read. The generations continue, and what each adds becomes one delta.
 
     Args:
         handler: the request.

@@ -99,7 +99,7 @@ class GrammarChecker:
                 f"the machine is busy: the grammar was not checked within {MOST_REHEARSAL_SECONDS} s"
             )
         if verdict.signal:
-            log.warning("a grammar ended its rehearsal by %s", signal.Signals(verdict.signal).name)
+            log.warning("the rehearsal of a grammar was ended by %s", signal.Signals(verdict.signal).name)
             if verdict.signal not in _FAULTS:  # it may not be the grammar's fault
                 raise InvalidGrammar(grammar, "checking it takes too long or too much memory; simplify it")
             fault = _FAULTS[signal.Signals(verdict.signal)]

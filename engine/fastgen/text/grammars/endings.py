@@ -10,7 +10,7 @@ Needs = Mapping[str, Sequence[Sequence[str]]]
 
 
 def with_an_end(needs: Needs) -> set[str]:
-    """Return the symbols that some match of finite length has. It takes time in proportion to `needs`."""
+    """Return the symbols that have a match of finite length. It takes time in proportion to `needs`."""
     alternatives = [(rule, needed) for rule, found in needs.items() for needed in found]
     missing = [len(needed) for _, needed in alternatives]
     users: dict[str, list[int]] = defaultdict(list)

@@ -120,7 +120,8 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
         return templates | {"default": read_text(path)}
     older = directory / "chat_template.json"
     if setting is None and older.is_file():
-        setting = field(read_json_object(older), "chat_template", (str, list), older)
+        where = older
+        setting = field(read_json_object(where), "chat_template", (str, list), where)
     if not isinstance(setting, list):
         return templates if setting is None else {"default": setting} | templates
     for entry in setting:

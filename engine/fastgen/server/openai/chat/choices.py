@@ -70,7 +70,7 @@ class ChatChunkWriter:
         return self._parser.is_plain and self._token_text is None and not self._has_token_ids
 
     def write(self, delta: OutputDelta, output: RequestOutput) -> list[ChatChunkChoice]:
-        """Return the chunks for a delta of `output`; its logprobs and token ids go with the first chunk."""
+        """Return the chunks for a delta of `output`; its logprobs and token ids go with the next chunk."""
         chat_deltas = [chat_delta for event in self._parser.push(delta) for chat_delta in self._deltas(event)]
         self._pending_logprobs += delta.logprobs
         chunks = [

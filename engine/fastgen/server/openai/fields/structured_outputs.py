@@ -78,7 +78,8 @@ def _object_grammar(value: Any) -> Grammar | None:
     return Grammar(kind="json_object") if value else None
 
 
-# vLLM's other keys of `structured_outputs`. They configure its backends, not the structure.
+# vLLM's other keys of `structured_outputs`. Except structural_tag, which may only be null, they configure its backends,
+# not the structure.
 _IGNORED_KEYS = frozenset({"structural_tag", "disable_fallback", "disable_any_whitespace", "backend"})
 
 _KINDS: dict[str, Callable[[Any], Grammar | None]] = {
@@ -147,7 +148,7 @@ _TYPED = {
 
 
 class StructureFields(BaseModel):
-    """Fields that give the structure of the output; at most one may be set. Each holds a Grammar or None."""
+    """Fields that give the structure of the output; a request may give only one. Each holds a Grammar or None."""
 
     response_format: Any = _field(_response_format, _TYPED)
     guided_json: Any = _field(_schema_grammar, _OBJECT, _TEXT)

@@ -1,7 +1,7 @@
 """Types of request fields.
 
 Each validator reports in one sentence what the field accepts, where pydantic's unions would list every alternative.
-Numbers follow JSON: 1.0 is an integer, true is not.
+Numbers follow JSON: 1.0 is an integer, true is not. Token ids must be written without a decimal point.
 """
 
 from __future__ import annotations

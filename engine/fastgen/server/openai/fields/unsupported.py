@@ -1,7 +1,8 @@
 """Request fields of OpenAI, vLLM and SGLang that this server does not implement.
 
 A field is rejected by name, or accepted if it cannot change the answer. Of other servers, only fields that can change
-it are listed: the rest is ignored, as unknown fields are. Implemented fields are in `generation_request.py`.
+it are listed: the rest is ignored, as unknown fields are. Implemented fields are in the request classes, most of
+them in `generation_request.py`.
 """
 
 from __future__ import annotations

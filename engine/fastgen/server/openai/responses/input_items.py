@@ -48,7 +48,8 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         case {"type": "function_call"}:
             raise ValueError("a function_call must have a call_id, a name and arguments, all strings")
         case {"type": "function_call_output", "call_id": str(call_id)}:
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": _content(item.get("output"))})
+            output = _content(item.get("output"), "output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         case {"type": "function_call_output"}:
             raise ValueError("call_id must be a string")
         case {"type": "reasoning"}:
@@ -67,11 +68,11 @@ def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _content(content: Any) -> TextContent:
+def _content(content: Any, field: str = "content") -> TextContent:
     try:
         return content_of(content, _TEXT_PARTS)
     except ValueError as error:
-        raise ValueError(f"content {error}") from None
+        raise ValueError(f"{field} {error}") from None
 
 
 def _text(content: Any) -> str:

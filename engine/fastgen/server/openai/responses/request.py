@@ -13,7 +13,7 @@ from fastgen.server.openai.generation_request import ChatRequest, SamplingNumber
 from fastgen.server.openai.responses.input_items import messages_of
 
 _NOT_STORED = "nothing is stored; send the whole input"
-# Names of fields here by their name in a chat completion.
+# Names of fields here by their name in a chat completion or in an engine request.
 ALIASES = {
     "messages": "input",
     "prompt": "input",
@@ -138,7 +138,7 @@ _STRUCTURED, _IN_CHAT = "in responses, use text.format or structured_outputs", "
 
 
 class _ChatFields(BaseModel):
-    """Fields of chat completions that responses do not have. Ignored, they would change the answer silently."""
+    """Fields of chat completions that responses lack: refused, as ignoring them would silently change the answer."""
 
     messages: Any = refused("in responses, use input")
     max_tokens: Any = refused("in responses, use max_output_tokens")

@@ -52,7 +52,7 @@ def integer_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     least = None if lower is None else math.floor(lower[0]) + 1 if lower[1] else math.ceil(lower[0])
     most = None if upper is None else math.ceil(upper[0]) - 1 if upper[1] else math.floor(upper[0])
     if least is not None and most is not None and least > most:
-        raise SchemaError.at(place, "the minimum is greater than the maximum: no integer is within the bounds")
+        raise SchemaError.at(place, "no integer is within the bounds; lower the minimum or raise the maximum")
     if (least is not None and least > _GREATEST) or (most is not None and most < _LEAST):
         raise SchemaError.at(
             place, "only integers beyond 64 bits are within the bounds; use smaller bounds or a string"
@@ -80,7 +80,7 @@ def float_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         if bound is not None and bound[0] and not _LEAST_FLOAT <= abs(bound[0]) <= _MOST_FLOAT:
             raise SchemaError.at(
                 place,
-                f"bounds of numbers must be 0 or between {_LEAST_FLOAT:g} and {_MOST_FLOAT:g}; leave the bound out",
+                f"bounds of numbers must be 0, or ±{_LEAST_FLOAT:g} to ±{_MOST_FLOAT:g}; leave the bound out",
             )
     is_empty = lower is not None and upper is not None and lower[0] == upper[0] and (lower[1] or upper[1])
     # With a bound below 1 on its other side, the library lets 0 pass as greater or less than 0.
@@ -89,7 +89,7 @@ def float_bounds(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     if upper is not None and not upper[0] and upper[1]:
         upper = -Fraction(repr(_LEAST_FLOAT)), False
     if is_empty or (lower is not None and upper is not None and lower[0] > upper[0]):
-        raise SchemaError.at(place, "the minimum is greater than the maximum: no number is within the bounds")
+        raise SchemaError.at(place, "no number is within the bounds; lower the minimum or raise the maximum")
     found: dict[str, Any] = {}
     if lower is not None:
         found["exclusiveMinimum" if lower[1] else "minimum"] = _plain(lower[0])

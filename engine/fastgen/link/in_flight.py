@@ -27,7 +27,7 @@ class Receiver(Protocol):
         """Handle an output; the last one has a finish reason."""
 
     def fail(self, error: Exception | None = None) -> None:
-        """Handle that there are no more outputs: `push` raised `error`, or the engine has exited if it is None."""
+        """Handle that there are no more outputs: `push` raised `error`, or None: the engine ended or hangs."""
 
 
 class InFlight:
@@ -111,7 +111,7 @@ class InFlight:
             receiver.fail(error)
 
     def end_all(self) -> None:
-        """Fail all open requests, because the engine has exited."""
+        """Fail all open requests, because the engine has ended or hangs."""
         receivers, self._receivers = self._receivers, {}
         self._publish()
         for receiver in receivers.values():

@@ -13,7 +13,7 @@ class Count(enum.IntEnum):
     PLACES = 0
     """Requests in the engine, and admitted ones that are not sent yet."""
     OPEN = 1
-    """Open HTTP requests."""
+    """Open HTTP POST requests."""
     SERVING = 2
     """1 once the process accepts requests."""
     AWAITING = 3

@@ -39,9 +39,10 @@ class LLM:
     Not thread-safe. Several streams may be open at once; they share engine steps.
 
     Args:
-        model: path of a GGUF file or a Hugging Face directory, a hub name such as org/name@revision, or an open model.
-        generation_config: source of `default_sampling`: `auto` is the model's generation_config.json, `none` the
-            defaults of `SamplingParams`.
+        model: path of a GGUF file or a Hugging Face directory, a hub name such as org/name@revision, or a
+            `ModelSource`.
+        generation_config: source of `default_sampling`: `auto` are the model's files, most often its
+            generation_config.json, `none` the defaults of `SamplingParams`.
         on_loading: called with a stage and its completed fraction, 0 to 1, while the model loads. The default is a
             progress bar on a terminal.
         settings: fields of `fastgen.settings.EngineConfig`; sizes may be strings such as "2GiB".
@@ -146,7 +147,7 @@ class LLM:
         Args:
             messages: mappings with `role` and `content`.
             sampling: by default `default_sampling`, with the rest of the model's length for the reply unless
-                generation_config.json limits it.
+                the model's files limit it.
             stop: a stop string, or several; they are not part of the text.
             chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 

@@ -89,8 +89,8 @@ schema can be enforced and, unless a call is required, the tool format has a mar
 optional properties required.
 
 Harmony's channels (gpt-oss) are not parsed. There, reasoning, calls and the answer are separate messages of one
-generation, each with its own header; the parsers of this server split one message at marks. The server refuses to start
-with such a chat template, unless `--reasoning-parser none` requests the whole text.
+generation, each with its own header; the parsers of this server split one message at marks. With such a chat
+template, the server refuses to start with `--reasoning-parser auto`; `none` requests the whole text.
 """
 
 

@@ -106,7 +106,10 @@ class Metrics:
         self._recomputations = preemptions.labels(self._model_name, "recompute")
         self._swaps = preemptions.labels(self._model_name, "swap")
         self._out_of_memory = self._make(
-            Counter, "steps_out_of_memory", "Steps that ran out of memory. They were rolled back and retried with less."
+            Counter,
+            "steps_out_of_memory",
+            "Steps that ran out of memory. They were rolled back and retried with less; a request that fails alone, "
+            "with one token, ends.",
         )
         self._cache_queries = self._make(
             Counter, "prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache."

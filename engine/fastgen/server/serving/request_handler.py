@@ -210,7 +210,7 @@ class RequestHandler:
                 self._on_change()
 
     def fail(self, error: Exception | None = None) -> None:
-        """End the request because of `error`, which the caller logs; None means that the engine has exited."""
+        """End the request because of `error`, which the caller logs; None means that the engine has ended or hangs."""
         self._failure = engine_died(self._engine.exit_message) if error is None else from_exception(error)
         self._ended.set()
 

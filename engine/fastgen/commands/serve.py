@@ -29,7 +29,7 @@ def add(commands: Subcommands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT, or until the engine fails; return the exit code."""
+    """Serve until SIGTERM or SIGINT, or until the engine or an API process fails; return the exit code."""
     config = engine_config(options)
     server_config = ServerConfig(
         host=options.host,

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class DeploymentError(Exception):
-    """A deployment does not exist, cannot start or has ended; the message has the remedy."""
+    """A deployment cannot be found, started or used; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

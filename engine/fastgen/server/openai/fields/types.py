@@ -126,7 +126,10 @@ def _prompts(value: Any) -> list[str | list[int]]:
             return value
         if all(isinstance(item, list) and item and all(type(token) is int for token in item) for item in value):
             return value
-    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of lists of token ids")
+    raise ValueError(
+        "must be a string, a list of strings, a list of token ids, or a list of lists of token ids; no list may be "
+        "empty"
+    )
 
 
 # Parts of the schemas in the OpenAPI document.
@@ -189,7 +192,7 @@ def _documents(value: Any) -> list[str]:
     given = value if isinstance(value, list) else [value]
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in given]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError("must be a string or a list of strings, or of objects with a text")
+        raise ValueError("must be a string, an object with a text, or a list of these that is not empty")
     return texts
 
 

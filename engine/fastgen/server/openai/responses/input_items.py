@@ -53,7 +53,8 @@ def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         case {"type": "function_call_output"}:
             raise ValueError("call_id must be a string")
         case {"type": "reasoning"}:
-            text = _text(item.get("content") or item.get("summary") or [])
+            field = "content" if item.get("content") else "summary"
+            text = _text(item.get(field) or [], field)
             if text:
                 messages.append({"role": "assistant", "reasoning_content": text})
         case {"type": kind}:
@@ -75,7 +76,7 @@ def _content(content: Any, field: str = "content") -> TextContent:
         raise ValueError(f"{field} {error}") from None
 
 
-def _text(content: Any) -> str:
+def _text(content: Any, field: str = "content") -> str:
     """Return the text of the model's own content, whose parts follow each other without a break."""
-    given = _content(content)
+    given = _content(content, field)
     return given if isinstance(given, str) else "".join(part["text"] for part in given)

@@ -29,7 +29,7 @@ def _input(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of input items")
+        raise ValueError("must be a string, or a list of input items that is not empty")
     return messages_of(value)
 
 

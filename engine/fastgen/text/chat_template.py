@@ -1,4 +1,4 @@
-"""Render messages to a prompt with the model's own chat template."""
+"""Render messages to a prompt with a chat template, the model's or a request's."""
 
 from __future__ import annotations
 

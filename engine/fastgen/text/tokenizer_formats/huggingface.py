@@ -106,8 +106,8 @@ def read_chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[st
 
     As in transformers, `default` is chat_template.jinja. Without that file, the templates are those of `settings`, the
     contents of tokenizer_config.json: one, which is `default`, or several with names. If there are none, `default` is
-    that of chat_template.json, which older models have. Files in additional_chat_templates add or replace
-    templates, named after the files.
+    that of chat_template.json, which older models have. Files in additional_chat_templates add templates, named after
+    the files, or replace those of these names, except chat_template.jinja.
 
     Raises:
         ConfigError: if a template cannot be read.

@@ -103,7 +103,7 @@ class _Parser(HttpRequestParser):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._connection = connection
-        # Data after a request with `Connection: close` is not an error: that would be sent instead of the response.
+        # Data after a request with `Connection: close` must be no error, which would be sent instead of the response.
         self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn gives it nothing else

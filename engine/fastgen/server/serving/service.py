@@ -27,7 +27,7 @@ from fastgen.server.serving.served_task import TaskName
 from fastgen.settings import ServerConfig
 from fastgen.text.rendered_request import RenderedRequest
 
-# Each generation takes a stream and a queue place.
+# Each generation takes a queue place and has its own output.
 _MAX_GENERATIONS = 1024
 # Bytes; responses with more take long to write.
 _LARGE_HOLDINGS = 1 << 20

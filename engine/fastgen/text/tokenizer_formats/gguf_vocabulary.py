@@ -190,7 +190,7 @@ def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int, default
     found = metadata.get(key)
     if found is not None and type(found) is not int:
         raise ConfigError(f"{key} is {found!r}: expected a token id; convert the model again")
-    limit = num_tokens or 1 << 31  # a file without tokens names ids all the same
+    limit = num_tokens or 1 << 31  # a file without tokens may name ids, too
     if found is not None and 0 <= found < limit:
         return int(found)
     if found is not None:

@@ -17,7 +17,7 @@ from fastgen.text.tokenizer_formats.added_tokens import NAMES, TokenFiles, add_t
 from fastgen.text.tokenizer_formats.library import check_encodes, one_line_errors
 
 _FILE = "tokenizer.json"
-# Words of WordPiece have it. With BPE, tokenizers aborts the process where a token lacks it.
+# A prefix of tokens that continue a word, as in WordPiece. With BPE, tokenizers aborts where a token lacks it.
 _PREFIX = re.compile(r'(?<!\\)"continuing_subword_prefix"\s*:\s*"[^"]')
 
 # The normalizer of Unigram vocabularies. It begins with a size, which tokenizers allocates unchecked.

@@ -244,7 +244,7 @@ INVALID: dict[str, tuple[Object, str]] = {
     ),
     "maxSequences above the default token budget": (
         engine(maxSequences=512),
-        "raise tokenBudget or lower maxSequences",
+        "or lower maxSequences",
     ),
     "a token budget of 0": (engine(tokenBudget=0), "spec.engine.tokenBudget"),
     "a fractional token budget": (engine(tokenBudget=12.5), "tokenBudget"),

@@ -22,9 +22,13 @@ def run_against(remote: RemoteServer, workload: Workload, model: str | None, on_
         on_answer: called after each request, successful or not, in the client's thread.
 
     Raises:
-        RemoteError: the server cannot be reached, or the request for its models or the warm-up request fails.
+        RemoteError: the server cannot be reached, it lists no model, or the request for its models or the warm-up
+            request fails.
     """
-    name = model if model is not None else remote.model_names()[0]
+    names = [model] if model is not None else remote.model_names()
+    if not names:
+        raise RemoteError(f"{remote.url}/v1/models: the server lists no model; give a name with --served-model-name")
+    name = names[0]
     for ask in workload.warm_up().asks():
         _ask(remote, name, ask)
     asks: Iterator[Ask] = iter(workload.asks())

@@ -42,14 +42,14 @@ def client(deployment_name: str, *, api_key: str | None = None) -> Client:
         DeploymentError: as `deployments.find`, or the server process has not been started yet or has ended.
     """
     deployment = deployments.find(deployment_name)
-    if not deployment.url:
-        raise DeploymentError(
-            f"deployment {deployment_name!r} is not ready yet: try again when fastgen.serve has returned"
-        )
     if not deployment.alive:
         deployments.forget(deployment_name)
         raise DeploymentError(
             f"deployment {deployment_name!r} has ended (its log: {deployment.log}): start it again with fastgen.serve"
+        )
+    if not deployment.url:
+        raise DeploymentError(
+            f"deployment {deployment_name!r} is not ready yet: try again when fastgen.serve has returned"
         )
     return Client(deployment, api_key=api_key)
 

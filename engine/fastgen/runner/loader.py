@@ -176,15 +176,20 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
 
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
-    """Return whether the GPU's operators take the model's head size and number of experts.
+    """Return whether the GPU's operators take the model's sizes of heads and hidden states, and its experts.
 
-    torch operations run models with larger heads or more experts.
+    torch operations run larger models.
     """
     from fastgen.kernels.gpu.attention import MAX_HEAD_DIM
-    from fastgen.kernels.gpu.experts import MAX_EXPERTS
+    from fastgen.kernels.gpu.elementwise import MAX_HIDDEN
+    from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K
 
-    experts = [layer.experts.count for layer in architecture.layers if layer.experts is not None]
-    return architecture.head_dim <= MAX_HEAD_DIM and max(experts, default=0) <= MAX_EXPERTS
+    experts = [layer.experts for layer in architecture.layers if layer.experts is not None]
+    return (
+        architecture.head_dim <= MAX_HEAD_DIM
+        and architecture.hidden_size <= MAX_HIDDEN
+        and all(each.count <= MAX_EXPERTS and each.top_k <= MAX_TOP_K for each in experts)
+    )
 
 
 def host_runner(

@@ -282,7 +282,9 @@ class APIProcess:
         if files.task.name != "generate":
             log.info("this server %s", files.task.description)
         if files.defaults:
-            log.info("the model's sampling defaults: %s; --generation-config none ignores them", in_words(files.defaults))
+            log.info(
+                "the model's sampling defaults: %s; --generation-config none ignores them", in_words(files.defaults)
+            )
         address = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.1f s", address, port, time.monotonic() - self.started)
         if self._steps is not None:

@@ -102,6 +102,20 @@ def test_an_invalid_url_gives_a_one_line_error(url: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err == f"fastgen: error: {url}: not a server URL: write it like http://127.0.0.1:8000\n"
 
 
+def test_a_benchmark_of_a_server_without_models_ends_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": []}')
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as empty:
+        Thread(target=empty.serve_forever, daemon=True).start()
+        assert main.main(["bench", f"http://127.0.0.1:{empty.server_port}"]) == 1
+        assert "the server lists no model; give a name with --served-model-name" in capsys.readouterr().err
+        empty.shutdown()
+
+
 @pytest.mark.parametrize("url", ["host", "host:", "https://host:443/v1", "http://[::1]:8000", "[::1]"])
 def test_a_server_url_may_leave_out_scheme_and_port(url: str) -> None:
     assert RemoteServer(url).url == (url if "://" in url else f"http://{url}").removesuffix("/v1")

@@ -44,9 +44,10 @@ def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
         fastgen.client("chat")
 
 
-def test_a_server_that_exited_is_reported_once() -> None:
+@pytest.mark.parametrize("url", ["http://x", pytest.param("", id="it had not started")])
+def test_a_server_that_exited_is_reported_once(url: str) -> None:
     pid = ended()
-    deployments.note(Deployment(name="chat", url="http://x", pid=pid, began=1, drain_seconds=1, log="the.log"))
+    deployments.note(Deployment(name="chat", url=url, pid=pid, began=1, drain_seconds=1, log="the.log"))
     with pytest.raises(DeploymentError, match="'chat' has ended"):
         fastgen.client("chat")
     with pytest.raises(DeploymentError, match="not known"):

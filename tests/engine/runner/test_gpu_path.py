@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.interface import Runner
-from fastgen.runner.loader import load_runner
+from fastgen.runner.loader import has_gpu_operators, load_runner
 from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.tiny_models import VOCABULARY, saved
@@ -44,6 +44,18 @@ def gpu_runner(
     )
     cache = KVCache(model.kv_shape, num_blocks, BLOCK_SIZE, num_host_blocks=8, dtype=model.cache_dtype)
     return GPURunner(model, cache, max_model_length=160, max_sequences=max_sequences)
+
+
+def test_models_beyond_the_limits_of_the_operators_run_on_torch_operations(tmp_path: Path) -> None:
+    architecture = ModelSource.open(str(saved("qwen3-moe", tmp_path))).architecture
+    assert has_gpu_operators(architecture)
+    assert not has_gpu_operators(replace(architecture, head_dim=512))
+    assert not has_gpu_operators(replace(architecture, hidden_size=16400))
+    layer = architecture.layers[0]
+    for count, top_k in ((1024, 4), (64, 17)):
+        assert layer.experts is not None
+        larger = replace(layer, experts=replace(layer.experts, count=count, top_k=top_k))
+        assert not has_gpu_operators(replace(architecture, layers=(larger, *architecture.layers[1:])))
 
 
 def cpu_runner(folder: Path) -> Runner:

@@ -111,7 +111,9 @@ def test_the_server_shows_and_uses_the_defaults(smollm2: Tokenizer, tmp_path: Pa
         body = {"messages": messages_for("one two three four five six seven eight nine")}
         reply = server.post("/v1/chat/completions", body).json()
         assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (7, "length")
-        assert "the model's sampling defaults: temperature 0.6, top_k 20, top_p 0.95, max_tokens 7, 2 banned" in server.log
+        assert (
+            "the model's sampling defaults: temperature 0.6, top_k 20, top_p 0.95, max_tokens 7, 2 banned" in server.log
+        )
         response = server.post("/v1/responses", {"input": "a"}).json()
         assert (response["temperature"], response["top_p"]) == (0.6, 0.95), "as of a chat"
 

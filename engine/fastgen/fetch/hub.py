@@ -136,7 +136,7 @@ def _plain_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def _settings_errors(what: str) -> Iterator[None]:
-    """Raise what else the library and its transport make of environment variables as a FetchError."""
+    """Convert exceptions that are not FetchErrors yet; an invalid environment variable is their usual cause."""
     try:
         yield
     except FetchError:

@@ -51,7 +51,8 @@ class ScaleUp(ApiModel):
     window. 0 scales up immediately. A raised minReplicas and schedules apply at once."""
     policies: list[ScalingPolicy] = Field(default=[], max_length=4)
     """Limits for the replicas that the load can add within a period. In any case, the load at most doubles the replicas
-    within 15 seconds, or adds four if that is more. The limits do not apply to a raised minReplicas or to schedules."""
+    in a period of 15 seconds, or adds four if that is more; such a period starts with an increase. The limits do not
+    apply to a raised minReplicas or to schedules."""
     select_policy: SelectPolicy = "Max"
     """Which policy applies if there are several: the one that allows the largest change (Max) or the smallest (Min).
     Disabled adds no replicas for the load."""

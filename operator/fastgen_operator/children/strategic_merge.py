@@ -93,7 +93,8 @@ def _merged_list(name: str, base: list[Any], patch: list[Any], path: str) -> lis
             raise MergeError(f"{path}[{index}]: each item needs its merge key {key}: add it")
         if item.get("$patch") == "replace" and key in item:
             raise MergeError(
-                f"{path}[{index}]: in a list, $patch: replace must be a separate item: split the item in two"
+                f"{path}[{index}]: $patch: replace replaces the whole list, and must be an item of its own: to replace "
+                f"this item alone, put an item with the same {key} and $patch: delete beside it"
             )
     # Apply deletions first, regardless of their position, so that a patch can replace an item.
     deleted = {_hashable(item[key]) for item in patch if _is_deletion(item)}

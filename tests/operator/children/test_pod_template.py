@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Object, str]] = {
     "a scalar in place of a map": ({"securityContext": "none"}, "securityContext: must be a map"),
     "an unknown directive": ({"$setElementOrder/containers": []}, "unknown directive"),
     "an unknown action": ({"securityContext": {"$patch": "drop"}}, "must be replace, delete or merge"),
-    "a replaced item": ({"containers": [{"name": "engine", "$patch": "replace"}]}, "must be a separate item"),
+    "a replaced item": ({"containers": [{"name": "engine", "$patch": "replace"}]}, "must be an item of its own"),
     "no engine": (
         {"containers": [{"name": "engine", "$patch": "delete"}]},
         "the container engine must not be removed",

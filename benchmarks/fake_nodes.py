@@ -46,7 +46,11 @@ def fake_nodes(plane: ControlPlane, count: int, addresses: str = "10.128.0.0/9")
             {
                 "apiVersion": "v1",
                 "kind": "Node",
-                "metadata": {"name": f"fake-{number}", "annotations": {"kwok.x-k8s.io/node": "fake"}},
+                "metadata": {
+                    "name": f"fake-{number}",
+                    "annotations": {"kwok.x-k8s.io/node": "fake"},
+                    "labels": {"kubernetes.io/hostname": f"fake-{number}", "kubernetes.io/os": "linux"},
+                },
                 "status": {"capacity": capacity, "allocatable": capacity},
             }
             for number in range(count)

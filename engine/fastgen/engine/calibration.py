@@ -33,11 +33,11 @@ _CONTEXT = 256
 _MAX_CHUNK = 512
 # Tokens of a chunk over a long context, and of a short one over the longest context measured.
 _CONTEXT_CHUNK, _SHORT_CHUNK = 64, 16
-# The context of a chunk starts with the first number and is multiplied by the second, until the step takes this many
-# times as long as without a context: the third.
+# The context of a chunk starts with _CHUNK_CONTEXT tokens and grows by the factor _CONTEXT_GROWTH, until the step takes
+# _SLOWDOWN times as long as without a context.
 _CHUNK_CONTEXT, _CONTEXT_GROWTH, _SLOWDOWN = 1024, 4, 2.0
-# Then the chunk is multiplied by the first number until it takes this many times as long as a short one over the same
-# context: the second.
+# Then the chunk grows by the factor _CHUNK_GROWTH, until its step takes _SEPARATION times as long as that of a short
+# chunk over the same context.
 _CHUNK_GROWTH, _SEPARATION = 4, 2.0
 # Larger steps are skipped after this many sizes in a row that improve throughput by less than _MIN_GAIN.
 _PATIENCE = 3

@@ -133,7 +133,7 @@ def in_words(defaults: GenerationDefaults) -> str:
 
 
 def _number(path: Path, key: str, value: Any, *, is_integer: bool) -> float:
-    """Return a number of the file in the type of its sampling parameter.
+    """Convert a number of the file to the type of its sampling parameter.
 
     As in requests, 50.0 is an integer, and true is not a number.
 

@@ -182,7 +182,7 @@ def run_first_steps(
 
 
 def longest_allowed(architecture: ModelShape, config: EngineConfig) -> int:
-    """Return the longest sequence of the first steps: what the settings allow, at most the default length."""
+    """Return the length of the longest sequence in the first steps: the setting, at most the model's default."""
     return min(config.max_model_length or architecture.default_length, architecture.default_length)
 
 

@@ -112,7 +112,7 @@ def first_launches(
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the launches of operators in `launches` instead of computing their results."""
+    """Collects the kernel launches of operators in `launches`; the operators compute nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -77,10 +77,9 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     for tolerated in alternatives:
         open_nodes = [node for node in chosen if _is_tolerated(replica, node, tolerated, extended)]
         fitting = [node for node in open_nodes if _has_room(node, wanted)]
-        if fitting and len(fitting) == len(nodes):
-            return Placement(tolerated=tolerated)
         if fitting:
-            return Placement(tuple(sorted(map(_host, fitting)))[:_MOST_NODES], tolerated)
+            hosts = () if len(fitting) == len(nodes) else tuple(sorted(map(_host, fitting)))[:_MOST_NODES]
+            return Placement(hosts, tolerated)
     return Placement(requests=extended)
 
 

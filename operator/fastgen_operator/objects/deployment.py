@@ -50,7 +50,7 @@ class Deployment(Stored):
 
     @cached_property
     def updated(self) -> int:
-        """How many of them have the newest template."""
+        """How many of its pods have the newest template."""
         return int(self.status.get("updatedReplicas", 0))
 
 

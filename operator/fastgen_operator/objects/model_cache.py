@@ -43,7 +43,7 @@ class Job(Stored):
 
     @cached_property
     def fetch(self) -> str | None:
-        """The hash of its download, independent of the nodes it may run on; None for a Job of an earlier version."""
+        """Hash of the download, without the nodes that it may run on; None if an earlier version created the Job."""
         return self.annotations.get(FETCH_ANNOTATION)
 
     @cached_property

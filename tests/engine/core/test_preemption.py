@@ -230,7 +230,7 @@ def test_a_swapped_decode_does_not_overtake_a_prompt_that_does_not_fit_yet() -> 
 
 
 def test_a_swapped_decode_does_not_take_the_last_token_of_a_step_from_a_prompt() -> None:
-    """A step has few tokens after others ran out of memory."""
+    """The token budget shrinks after a step has run out of GPU memory."""
     arrive = Arrivals()
     long = arrive(prompt=2500, generate=1)
     s, _ = swapped_out(arrive, None, long=long)

@@ -1,4 +1,4 @@
-"""The kernel that writes the work list of paged attention: see `fastgen.kernels.gpu.work_list`.
+"""The Triton kernel that writes the work list of paged attention; `fastgen.kernels.gpu.work_list` has its rules.
 
 One program writes the items of one launch. It counts the tiles of the sequences, and then of each tile its KV tiles and
 so its place in the row of all tiles. A tile that begins at `place` belongs to program `place // share`. A program whose
@@ -63,7 +63,7 @@ def _last_at_most(values, count, limit):
 
 @triton.jit
 def _tiles_at(tile, query_starts, seq_lens, tile_starts, num_sequences, block_q, block_n, window):
-    """Return sequence, first row, tokens, position and range of KV tiles of tiles; see `WorkItem`."""
+    """Return the sequence, first row, tokens, position and range of KV tiles of each tile, as in `WorkItem`."""
     sequence = _last_at_most(tile_starts, num_sequences, tile)
     first = (tile - tl.load(tile_starts + sequence, mask=sequence >= 0, other=0)) * block_q
     start = tl.load(query_starts + sequence, mask=sequence >= 0, other=0)

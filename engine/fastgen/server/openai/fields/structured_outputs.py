@@ -148,7 +148,7 @@ _TYPED = {
 
 
 class StructureFields(BaseModel):
-    """Fields that give the structure of the output; a request may give only one. Each holds a Grammar or None."""
+    """Fields that set the structure of the output. A request may set only one. Each is a Grammar or None."""
 
     response_format: Any = _field(_response_format, _TYPED)
     guided_json: Any = _field(_schema_grammar, _OBJECT, _TEXT)

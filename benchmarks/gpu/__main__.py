@@ -79,6 +79,13 @@ def main() -> None:
     print(f"\n{HEADER}\n{RULE}", flush=True)
     rows: list[Row] = []
     peaks = None
+    given.output.mkdir(parents=True, exist_ok=True)
+
+    def write(**more: Any) -> None:
+        """Write what was measured so far: a time limit may end the program in the next section."""
+        measured = {"peaks": None if peaks is None else asdict(peaks), "rows": [row.as_json(peaks) for row in rows]}
+        (given.output / "gpu.json").write_text(json.dumps(report | measured | more, indent=1) + "\n")
+
     for name in SECTIONS:
         if name not in only | {"peaks"}:
             continue
@@ -87,14 +94,9 @@ def main() -> None:
             print(row.markdown(peaks), flush=True)
         if name == "peaks":
             peaks = _peaks(rows)
+        write()
     print("", *_launch_table(launches := _launches()), sep="\n")
-    report |= {
-        "peaks": None if peaks is None else asdict(peaks),
-        "rows": [row.as_json(peaks) for row in rows],
-        "launches": {sampling: asdict(counted) for sampling, counted in launches.items()},
-    }
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    write(launches={sampling: asdict(counted) for sampling, counted in launches.items()})
 
 
 def _isolated(name: str, bench: Bench, seconds: float) -> Iterator[Row]:

@@ -95,8 +95,8 @@ def step_work(
     if sampled:
         work += _norm(a, sampled, size, with_update=True)
         work += _product(sampled, a.hidden_size, a.vocab_size, size)
-        # The sampler reads the logits in their own type and writes scores.
-        work += Work(activations=sampled * a.vocab_size * (size + _FLOAT32))
+        # The sampler reads the logits. It writes scores of rows with penalties or other lists only.
+        work += Work(activations=sampled * a.vocab_size * _FLOAT32)
     return work
 
 

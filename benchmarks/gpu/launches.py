@@ -1,7 +1,7 @@
 """Launches of a step on the code path of a GPU, counted as dispatched operations.
 
 An operator of ours counts as the kernels that its launch function in `fastgen.kernels.triton` launches, and its twin
-computes the result.
+computes the result. An operator that calls a library counts as one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.gpu.models import Ours
 from benchmarks.gpu.sizes import TINY, ModelSize
 from benchmarks.gpu.steps import Steps
 from fastgen.core.sampling_params import SamplingParams
-from fastgen.kernels.gpu.operators import launch_function
+from fastgen.kernels.gpu.operators import has_kernels, launch_function
 
 # They allocate without writing.
 _ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided"}
@@ -111,7 +111,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         name = func.overloadpacket.__name__
-        if func.namespace == "fastgen":
+        if func.namespace == "fastgen" and has_kernels(name):
             within = Counting()
             with _kernels_counted(within.launches), within:
                 launch_function(name)(*args, **kwargs or {})

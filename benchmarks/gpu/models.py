@@ -52,6 +52,9 @@ class _RandomTensor:
     def int8(self) -> Int8Blocks:
         raise NotImplementedError
 
+    def blocks(self) -> None:
+        raise NotImplementedError
+
     def table(self) -> EmbeddingTable:
         raise NotImplementedError
 

@@ -16,6 +16,8 @@ from typing import Final
 from benchmarks.gpu.counts import attention_work
 from benchmarks.gpu.sizes import ModelSize, Sizes
 from fastgen.model.config.architecture import Experts, ModelArchitecture
+from fastgen.runner.graphs import token_counts
+from fastgen.settings import EngineConfig
 
 _SIZE = 2  # bytes of bfloat16
 # Share of the achieved bandwidth by the most MB of weights of a product. It is lower for experts.
@@ -25,8 +27,15 @@ _ATTENTION_SHARE = 0.75
 _PRODUCT_LAUNCH, _KERNEL_LAUNCH, _GAP = 0.8e-6, 2.3e-6, 2e-6
 _SMALL_KERNELS, _MIXTURE_KERNELS = 5, 8
 _LEAST_ATTENTION, _MERGE = 3e-6, 1.5e-6
-# Six kernels in a graph of their own, one of which finds the top tokens of a row; and bytes of each logit.
-_SAMPLER, _SAMPLER_BYTES = 6 * _KERNEL_LAUNCH + _GAP + 20e-6, _SIZE + 4
+# Six kernels in a graph of their own, one of which finds the top tokens of a row; bytes of each logit, read once.
+_SAMPLER, _SAMPLER_BYTES = 6 * _KERNEL_LAUNCH + _GAP + 20e-6, 4
+# Host time of a launch without a graph: of a Triton kernel through torch's dispatcher, and of an operation of torch's,
+# of which a layer of transformers takes so many.
+_TRITON_DISPATCH, _TORCH_DISPATCH, _TRANSFORMERS_OPERATIONS = 40e-6, 8e-6, 36
+# Elementwise operations of transformers read and write so many times as much as our kernels.
+_UNFUSED = 3
+# A capture synchronises and returns the allocator's memory twice.
+_CAPTURE = 10e-3
 # Operations per second: of products, of experts, and of attention by the most keys of a sequence.
 _PRODUCTS, _EXPERTS = 680e12, 350e12
 _ATTENTION: Final = ((4096, 250e12), (16384, 320e12), (float("inf"), 340e12))
@@ -88,6 +97,32 @@ def predicted_attention_seconds(
     return bound + _MERGE
 
 
+def predicted_eager_seconds(gpu: GPU, architecture: ModelArchitecture, sequences: Sequence[tuple[int, int]]) -> float:
+    """Return the time of a step whose kernels are launched one by one: the host's or the GPU's, whichever is longer."""
+    a = architecture
+    kernels = sum(_SMALL_KERNELS + 1 if layer.experts is None else _MIXTURE_KERNELS + 1 for layer in a.layers)
+    host = kernels * _TRITON_DISPATCH + 4 * a.num_layers * _TORCH_DISPATCH + 6 * _TRITON_DISPATCH
+    return max(host, predicted_seconds(gpu, a, sequences))
+
+
+def predicted_capture_seconds(gpu: GPU, architecture: ModelArchitecture, token_counts: Sequence[int]) -> float:
+    """Return the time to capture graphs: each is launched once to warm up, and once into the graph."""
+    launched = [predicted_eager_seconds(gpu, architecture, [(count, count)]) for count in token_counts]
+    into_graph = predicted_eager_seconds(gpu, architecture, [(1, 1)])
+    return sum(launched) + len(token_counts) * (into_graph + _CAPTURE)
+
+
+def predicted_transformers_seconds(
+    gpu: GPU, architecture: ModelArchitecture, sequences: Sequence[tuple[int, int]]
+) -> float:
+    """Return the time of a step by transformers: its products are the same, and smaller operations are not fused."""
+    a, rows = architecture, sum(count for count, _ in sequences)
+    host = a.num_layers * _TRANSFORMERS_OPERATIONS * _TORCH_DISPATCH
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    fused = rows * (8 * a.hidden_size + 2 * queries + 4 * keys + 3 * a.mlp_size) * _SIZE / gpu.operators
+    return max(host, predicted_seconds(gpu, a, sequences) + (_UNFUSED - 1) * a.num_layers * fused)
+
+
 def _product(gpu: GPU, rows: int, inputs: int, outputs: int) -> float:
     num_bytes = inputs * outputs * _SIZE
     share = next(share for most, share in _SHARES if num_bytes < most * 1e6)
@@ -130,6 +165,21 @@ def _rows(sizes: Sizes) -> Iterator[tuple[str, list[str]]]:
     ):
         seconds = [predicted_attention_seconds(gpu, large.architecture, shape) for gpu in GPUS.values()]
         yield f"{large.label}, attention of one layer, {label}: ms", [f"{each * 1e3:.3f}" for each in seconds]
+    counts = token_counts(EngineConfig(model="", device="cuda"))
+    decode, prefill = [(1, s.decode_context)], [(s.prefill, s.prefill)]
+    for label, model, predicted in (
+        ("decode launched one by one", large, predicted_eager_seconds),
+        ("decode launched one by one", s.small, predicted_eager_seconds),
+        ("decode by transformers", large, predicted_transformers_seconds),
+    ):
+        seconds = [predicted(gpu, model.architecture, decode) for gpu in GPUS.values()]
+        yield f"{model.label}, {label}: ms", [f"{each * 1e3:.1f}" for each in seconds]
+    seconds = [predicted_transformers_seconds(gpu, large.architecture, prefill) for gpu in GPUS.values()]
+    yield f"{large.label}, prefill by transformers: ms", [f"{each * 1e3:.1f}" for each in seconds]
+    seconds = [predicted_seconds(gpu, s.mixture.architecture, prefill) for gpu in GPUS.values()]
+    yield f"{s.mixture.label}, prefill of {s.prefill} tokens: ms", [f"{each * 1e3:.1f}" for each in seconds]
+    seconds = [predicted_capture_seconds(gpu, large.architecture, counts) for gpu in GPUS.values()]
+    yield f"{large.label}, capture of {len(counts)} graphs: s", [f"{each:.1f}" for each in seconds]
     name = f"{s.small.label}, {s.requests} requests, {s.shortest} to {s.longest} tokens in and out: output tok/s"
     yield name, [f"{_requests_rate(gpu, s.small, s):,.0f}" for gpu in GPUS.values()]
     decodes = [(1, s.decode_context)] * s.streams

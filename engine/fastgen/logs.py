@@ -28,6 +28,11 @@ def configure(log_format: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
+def current_format() -> str:
+    """Return the format that `configure` has set, for a child process."""
+    return "json" if any(isinstance(each.formatter, JSONFormatter) for each in logging.root.handlers) else "text"
+
+
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: dict[str, object] = dict(getattr(record, "fields", {}))
     current = request_id.get()

@@ -40,13 +40,14 @@ __all__ = [
 
 TASKS = ("auto", "generate", "embed", "score")
 POOLINGS = ("auto", "last", "mean")
-REASONING_PARSERS = ("auto", "think", "none")
+REASONING_PARSERS = ("auto", "think", "harmony", "none")
 # Tool-call formats: the class of each in `fastgen.text.tools`, which only the HTTP process imports.
 TOOL_FORMATS = {
     "hermes": "hermes.Hermes",
     "qwen3_coder": "qwen3_coder.Qwen3Coder",
     "llama3_json": "plain_json.Llama3Json",
     "mistral": "mistral.Mistral",
+    "harmony": "harmony.Harmony",
     "json": "plain_json.PlainJson",
 }
 # By device. Calibration is fast on a GPU, and its result differs between GPUs: see docs/decisions/007.
@@ -77,12 +78,24 @@ class EngineConfig:
         kind="choice",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    tensor_parallel: int = setting_field(
+        1,
+        "Processes among which the model is divided, each with a part of every layer (tensor parallelism). "
+        "--kv-cache-memory and --swap-space are for all of them together. The model's attention heads must be "
+        "divisible by the number. cpu only.",
+        minimum=1,
+        maximum=8,
+        unit="processes",
+    )
     quantization: str = setting_field(
-        "none",
+        "auto",
         "Quantization of the linear layers. int8 takes a quarter of the memory of float32 and decodes faster, with a "
-        "small loss of accuracy; on processors with AVX512-VNNI products quantise activations too. cpu only.",
+        "small loss of accuracy; on processors with AVX512-VNNI products quantise activations too. stored keeps the "
+        "blocks of a GGUF file, and 4-bit integers and MXFP4 of other files; products quantise activations. auto is "
+        "int8 for GGUF files with mostly quantised matrices, on a cpu with AVX2 and unless --dtype is set; otherwise "
+        "none, which keeps the weights in --dtype. int8 and stored: cpu only.",
         kind="choice",
-        choices=("none", "int8"),
+        choices=("auto", "none", "int8", "stored"),
     )
     kv_cache_dtype: str = setting_field(
         "auto",
@@ -106,8 +119,8 @@ class EngineConfig:
         "auto",
         "Target inter-token latency in milliseconds. While sequences decode, a step takes only as many prompt tokens "
         "as fit into this time, but at least 16, or as many as double the time of the step if these are fewer. auto "
-        "derives the target from measured step times, and exceeds it to keep up with demand; off fills every step to "
-        "the token budget.",
+        "allows five times the time of a step without tokens, up to twelve times over long contexts, and more to keep "
+        "up with demand; off fills every step to the token budget.",
         minimum=1,
         maximum=60000,
         words=("auto", "off"),
@@ -155,6 +168,15 @@ class EngineConfig:
         maximum=1 << 24,
         unit="tokens",
     )
+    deterministic: bool = setting_field(
+        False,
+        "Compute the same logits for a request, bit for bit, whatever else the engine computes: beside any other "
+        "requests, with any token budget, after a preemption and behind a cached prefix. So a seed gives the same "
+        "tokens under any load. Long prompts are computed more slowly. cpu only; not with linear attention, "
+        "--dtype float16, --tensor-parallel or models run by transformers, nor with int8 weights on processors without "
+        "AVX512-VNNI.",
+        kind="switch",
+    )
     block_size: int = setting_field(
         64,
         "Tokens per block of the paged KV cache. A power of two.",
@@ -198,8 +220,16 @@ class EngineConfig:
             raise ConfigError(f"--block-size {self.block_size}: must be a power of two, for example 64")
         if self.preemption == "swap" and not self.swap_space:
             raise ConfigError("--preemption swap: no host memory to swap to: set --swap-space, for example 4GiB")
-        if self.quantization != "none" and self.device != "cpu":
+        if self.quantization not in ("auto", "none") and self.device != "cpu":
             raise ConfigError(f"--quantization {self.quantization}: supported on --device cpu only: remove it")
+        if self.tensor_parallel > 1 and self.device != "cpu":
+            raise ConfigError(f"--tensor-parallel {self.tensor_parallel}: supported on --device cpu only: remove it")
+        if self.deterministic and self.device != "cpu":
+            raise ConfigError("--deterministic: supported on --device cpu only: remove it")
+        if self.deterministic and self.tensor_parallel > 1:
+            raise ConfigError(
+                f"--deterministic: not available with --tensor-parallel {self.tensor_parallel}: remove one"
+            )
         if self.kv_cache_dtype != "auto" and self.device != "cuda":
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype}: supported on --device cuda only: remove it")
         if self.graph_token_counts and self.device != "cuda":
@@ -369,8 +399,8 @@ class ServerConfig:
     reasoning_parser: str = setting_field(
         "auto",
         "How reasoning is separated from the answer: think for models that think between <think> and </think> (Qwen3, "
-        "DeepSeek-R1), or none. auto looks for these marks in the chat template and the vocabulary, and refuses the "
-        "channels of Harmony (gpt-oss), which are not parsed.",
+        "DeepSeek-R1), harmony for the channels of gpt-oss, or none. auto looks for these marks in the chat template "
+        "and the vocabulary.",
         kind="choice",
         choices=REASONING_PARSERS,
     )
@@ -392,8 +422,9 @@ class ServerConfig:
     step_timeout_seconds: int = setting_field(
         60,
         "Maximum time in which the engine has work and finishes no step. After half of it /ready is 503; after all of "
-        "it the engine counts as hung and the server exits with code 4. The time is longer for steps that are expected "
-        "to take more than a twentieth of it, and for the first 16 steps: up to 10 times this setting.",
+        "it the engine counts as hung and the server exits with code 4. It is 10 times this setting for the first 16 "
+        "steps, and then 20 times what the largest step is expected to take, but at least this setting and at most 10 "
+        "times it. At most nine tenths of it do not count, in which the engine waits for a processor.",
         minimum=1,
         maximum=86400,
         unit="seconds",

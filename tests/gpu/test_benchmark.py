@@ -15,7 +15,7 @@ from typing import Any
 import benchmarks.gpu.__main__ as program
 import pytest
 import torch
-from benchmarks.gpu import sections
+from benchmarks.gpu import first_run, sections
 from benchmarks.gpu.counts import step_work
 from benchmarks.gpu.prediction import GPUS, predicted_seconds
 from benchmarks.gpu.results import Row
@@ -83,6 +83,74 @@ def test_shares_are_of_the_peaks_measured_in_the_same_run(whole: tuple[str, dict
     assert row["bytes"] == step_work(TINY.large.architecture, [(40, 40)], element_bytes=4).num_bytes
     assert row["share_of_peak_bytes"] == pytest.approx(row["bytes"] / row["seconds"] / peak)
     assert {"gpu", "driver", "torch", "triton", "date"} <= report.keys()
+
+
+def test_what_was_measured_is_written_after_each_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit may end the program at any time."""
+    written: list[list[str]] = []
+
+    def one(_bench: Bench) -> Iterator[Row]:
+        yield Row("first", 1.0)
+
+    def two(_bench: Bench) -> Iterator[Row]:
+        report = json.loads((tmp_path / "gpu.json").read_text())
+        written.append([row["name"] for row in report["rows"]])
+        yield Row("second", 1.0)
+
+    monkeypatch.setattr(program, "_isolated", lambda name, bench, _seconds: program.SECTIONS[name](bench))
+    monkeypatch.setattr(program, "SECTIONS", {"peaks": one, "two": two})
+    monkeypatch.setattr(program, "_launches", dict)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--tiny", "--device", "cpu", "--output", str(tmp_path)])
+    program.main()
+    assert written == [["first"]]
+    assert len(json.loads((tmp_path / "gpu.json").read_text())["rows"]) == 2
+
+
+def test_the_first_run_tests_and_measures_everything_once() -> None:
+    parts = first_run.parts()
+    assert parts[0].name == "essential-tests", "wrong tokens make all else worthless"
+    only = [part.arguments[part.arguments.index("--only") + 1] for part in parts if "--only" in part.arguments]
+    assert sorted(",".join(only).split(",")) == sorted(SECTIONS.keys() - {"peaks"})
+    selected = [part.arguments[-1] for part in parts if "-k" in part.arguments]
+    assert selected[1] == f"not ({selected[0]})"
+    files = {argument for part in parts for argument in part.arguments if argument.startswith("tests/")}
+    assert files == {"tests/gpu/test_kernels.py", "tests/gpu/test_device.py"}
+    names = (ROOT / "tests/gpu/test_kernels.py").read_text()
+    assert all(f"{word}" in names for word in selected[0].split(" or "))
+
+
+def test_without_a_gpu_the_first_run_says_why(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "engine"), "OUT": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "benchmarks.gpu.first_run"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("--device cuda: ")
+
+
+def test_each_part_leaves_its_output_and_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = tmp_path / "child"
+    sleeping = (
+        "import os, time; print('before')\nif os.fork(): time.sleep(60)\n"
+        f"time.sleep(4)\nopen({str(child)!r}, 'w').close()"
+    )
+    chosen = (
+        first_run.Part("good", ("-c", "print('found')"), 30),
+        first_run.Part("slow", ("-c", sleeping), 2),
+        first_run.Part("bad", ("-c", "raise SystemExit(5)"), 30),
+    )
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(first_run, "parts", lambda: chosen)
+    monkeypatch.setattr(first_run, "missing_gpu", lambda: None)
+    assert first_run.main([]) == 1
+    results = [line.split(" | ")[::2] for line in (tmp_path / "summary.md").read_text().splitlines()]
+    assert results == [["| good", "passed |"], ["| slow", "stopped after 2 s |"], ["| bad", "exit code 5 |"]]
+    assert (tmp_path / "slow.txt").read_text() == "before\n"
+    time.sleep(3)
+    assert not child.exists(), "a child of a part that was stopped goes on"
+    assert first_run.main(["good", "--seconds", "0"]) == 1
+    assert "not run: the time is over" in capsys.readouterr().out
 
 
 def test_a_section_that_fails_or_takes_too_long_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from fastgen.core.step_plan import Chunk, StepPlan  # noqa: E402
 from fastgen.engine.core import Engine  # noqa: E402
 from fastgen.kernels.gpu.attention import paged_attention  # noqa: E402
 from fastgen.kernels.gpu.attention_tiles import workspace_elements  # noqa: E402
-from fastgen.kernels.gpu.elementwise import add_rms_norm, gated_activation  # noqa: E402
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS, add_rms_norm, gated_activation  # noqa: E402
 from fastgen.kernels.gpu.embedding import embed  # noqa: E402
 from fastgen.kernels.gpu.experts import experts, route_experts  # noqa: E402
 from fastgen.kernels.gpu.rotary_cache import rotary_cache  # noqa: E402
@@ -143,7 +143,7 @@ def test_add_rms_norm(device: torch.device, shape: tuple[int, int], dtype: torch
     compare(device, add_rms_norm, stream, *others, weight, 1e-5, close=TOLERANCES[dtype])
 
 
-@table(shape=[(5, 9), (1, 14336), (300, 3072), (0, 16)], dtype=DTYPES, activation=["silu", "gelu_tanh"])
+@table(shape=[(5, 9), (1, 14336), (300, 3072), (0, 16)], dtype=DTYPES, activation=list(ACTIVATIONS))
 def test_gated_activation(device: torch.device, shape: tuple[int, int], dtype: torch.dtype, activation: str) -> None:
     gate_up = (torch.randn(shape[0], 2 * shape[1]) * 4).to(dtype)
     compare(device, gated_activation, gate_up, activation, close=TOLERANCES[dtype])
@@ -178,6 +178,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": 33},
     "softcap": {"softcap": 2.0},
     "sinks": {"sinks": True},
+    "sinks and a window": {"sinks": True, "window": 33},
 }
 
 
@@ -258,14 +259,16 @@ def test_route_experts(device: torch.device, shape: tuple[int, int, int], dtype:
 @table(
     shape=[(37, 5, 3, 80, 72), (1, 8, 2, 128, 96), (300, 16, 4, 256, 128), (700, 4, 1, 64, 64), (0, 4, 2, 64, 64)],
     dtype=DTYPES,
+    biased=[False, True],
 )
-def test_experts(device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
+def test_experts(device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype, biased: bool) -> None:
     rows, count, top_k, hidden, width = shape
     x = torch.randn(rows, hidden)
     gate_up, down = torch.randn(count, 2 * width, hidden) / hidden**0.5, torch.randn(count, hidden, width) / width**0.5
     ids = torch.rand(rows, count).argsort(-1)[:, :top_k].int()
     operands = (x.to(dtype), gate_up.to(dtype), down.to(dtype), torch.rand(rows, top_k).to(dtype), ids)
-    compare(device, experts, *operands, "silu", close=TOLERANCES[dtype])
+    options = ("clamped_swiglu", torch.randn(count, 2 * width), torch.randn(count, hidden)) if biased else ("silu",)
+    compare(device, experts, *operands, *options, close=TOLERANCES[dtype])
 
 
 SAMPLING: dict[str, SamplingParams] = {
@@ -301,11 +304,12 @@ def test_the_sampler(device: torch.device, vocabulary: int, dtype: torch.dtype) 
     state = rows.columns, rows.lists, rows.counts
 
     def process(logits: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [part[:-1] for part in process_logits(logits, *inputs)]  # results of padded rows are unspecified
+        scores, is_changed, *sums = (part[:-1] for part in process_logits(logits, *inputs))  # without the padded row
+        return [scores[is_changed != 0], is_changed, *sums]
 
     inputs = (logits, slots, positions, *state, masks, mask_rows)
     compare(device, process, *inputs, close={"atol": 1e-5, "rtol": 1e-5})
-    scores = process_logits(*inputs)
+    scores = [logits.float(), *process_logits(*inputs)]
     tokens = sample_tokens(*(part.clone() for part in scores), slots, positions, rows.columns)
 
     on_device = [part.clone().to(device) for part in scores]
@@ -338,6 +342,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen3_moe": {
         "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True,
+    },
+    "gpt_oss": {
+        "head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20,
     },
 }  # fmt: skip
 SIZES: dict[str, Any] = {
@@ -622,7 +629,8 @@ def check_replays(
     def sample(hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return sampler.sample_without_lists(model.head(hidden), rows, positions)
 
-    graphs = StepGraphs(layouts, rows, lambda step: model.forward(step, cache), hidden, sample, capture_on(device))
+    graphs = StepGraphs(layouts[-1], rows, lambda step: model.forward(step, cache), hidden, sample)
+    graphs.capture(layouts, capture_on(device), lambda _fraction: None)
     for num_tokens in (*counts, *rng.choices(range(1, counts[-1] + 1), k=random_steps)):
         step = mixed_step(num_tokens, num_blocks, rng)
         num_sampled = len(step.sampled)

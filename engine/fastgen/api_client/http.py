@@ -95,9 +95,10 @@ class RemoteServer:
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
-                if "error" in event:
-                    raise RemoteError(f"{self.url}: {event['error'].get('message')}")
+                try:
+                    event = event_of(data)
+                except RemoteError as error:
+                    raise RemoteError(f"{self.url}: {error}") from None
                 yield event
         raise RemoteError(f"{self.url}: the connection closed before the end of the stream")
 
@@ -132,6 +133,24 @@ class RemoteServer:
             raise RemoteError(f"{self.url}{path}: {_NOT_OURS}") from error
         finally:
             connection.close()
+
+
+def event_of(data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a server-sent event.
+
+    Raises:
+        ValueError: the event is not a JSON object.
+        RemoteError: it reports an error.
+    """
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        raise ValueError(f"an event is not a JSON object: {data[:100].decode(errors='replace')}")
+    if (error := event.get("error")) is None:
+        return event
+    raise RemoteError(str(error.get("message") if isinstance(error, dict) else error))
 
 
 def _reason(answer: http.client.HTTPResponse) -> str:

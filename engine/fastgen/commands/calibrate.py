@@ -1,6 +1,7 @@
 """`fastgen calibrate`: measure step times by token count and derive the token budget.
 
-On a CPU, unless the settings name a format, it measures the default format and its alternatives, float32 and int8.
+On a CPU, unless the settings name a format, it measures the default format and its alternatives: float32, int8 and, for
+GGUF files whose default is int8, the processor's format.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rich.table import Table
 
 from fastgen.commands.curve import Fit, draw
 from fastgen.commands.flags import Subcommands, add_command, add_model, add_settings, engine_config
-from fastgen.core.budget_tuning import TunedBudget, monotone_curve
+from fastgen.core.budget_tuning import TunedBudget, measured_sizes, monotone_curve
 from fastgen.model.processor import Processor, choose_cpu_dtype, this_processor
 from fastgen.model.source import ModelSource
+from fastgen.model.weight_storage import with_storage
 from fastgen.settings import ENGINE_SETTINGS, ConfigError, EngineConfig, default_model_name
 from fastgen.terminal import progress_bar
 
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--most-tokens {most_tokens}: must be from 1 to {config.most_tokens}")
     source = ModelSource.open(config.model)
     console = Console(file=sys.stdout)
-    choices = formats(config, this_processor(), is_native=source.native is not None)
+    choices = formats(config, this_processor(), with_storage(config, source), is_native=source.native is not None)
     for place, (name, settings) in enumerate(choices.items()):
         calibration, budget = _measure(source, settings, most_tokens, options.seconds)
         fit = Fit.of(calibration)
@@ -89,21 +91,28 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def formats(config: EngineConfig, processor: Processor, *, is_native: bool) -> dict[str, EngineConfig]:
+def formats(
+    config: EngineConfig, processor: Processor, default: EngineConfig, *, is_native: bool
+) -> dict[str, EngineConfig]:
     """Return the settings of each format to measure, by its heading; the default format comes first.
 
     Args:
         config: the settings. If they name a format, only that is measured.
         processor: the processor of this machine.
+        default: the settings with the model's storage of weights, see `with_storage`.
         is_native: whether FastGen's own code runs the model: only then can it be quantized.
     """
-    if config.device != "cpu" or config.dtype != "auto" or config.quantization != "none":
-        return {"": config}
-    choice = choose_cpu_dtype(config, processor)
-    found = {f"{choice.dtype}, the default: {choice.reason}": replace(config, dtype=choice.dtype)}
+    if config.device != "cpu" or config.dtype != "auto" or config.quantization != "auto":
+        return {"": default}
+    choice = choose_cpu_dtype(replace(config, quantization="none"), processor)
+    weights = replace(config, dtype=choice.dtype, quantization="none")
+    if default.quantization == "int8":
+        found = {"int8, the default for this GGUF file": default, f"--dtype {choice.dtype}": weights}
+    else:
+        found = {f"{choice.dtype}, the default: {choice.reason}": weights}
     if choice.dtype != "float32":
-        found["--dtype float32"] = replace(config, dtype="float32")
-    if is_native:
+        found["--dtype float32"] = replace(weights, dtype="float32")
+    if is_native and default.quantization != "int8":
         found["--quantization int8"] = replace(config, quantization="int8")
     return found
 
@@ -112,11 +121,11 @@ def _measure(
     source: ModelSource, config: EngineConfig, most_tokens: int, seconds: float
 ) -> tuple[Calibration, TunedBudget]:
     with progress_bar() as on_progress:
-        from fastgen.engine.calibration import ladder, measure, tuned_budget
-        from fastgen.runner.loader import load_runner
+        from fastgen.engine.build import load_on_ranks
+        from fastgen.engine.calibration import measure, tuned_budget
 
-        runner = load_runner(source, config, on_progress)
-        sizes = ladder(most_tokens)
+        runner = load_on_ranks(source, config, on_progress)
+        sizes = measured_sizes(most_tokens)
         calibration = measure(
             runner,
             sizes,

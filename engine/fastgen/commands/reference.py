@@ -1,4 +1,4 @@
-"""Generate docs/reference/engine-flags.md and openai.md.
+"""Generate docs/reference/engine-flags.md, openai.md and models.md.
 
 Run `python -m fastgen.commands.reference --write`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from fastgen.commands.model_support import MODELS_PATH, models_page
 from fastgen.model.processor import DEFAULT_LINEAR, INT8_CHOICES, INT8_VARIABLE, LINEAR_CHOICES, LINEAR_VARIABLE
 from fastgen.server.openai.field_table import fields_page
 from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS, Setting
@@ -51,9 +52,10 @@ def flags_page() -> str:
             "| variable | value | default | what it does |",
             "|---|---|---|---|",
             f"| `{LINEAR_VARIABLE}` | {', '.join(f'`{choice}`' for choice in LINEAR_CHOICES)} "
-            f"| {', '.join(f'{dtype}: `{choice}`' for dtype, choice in DEFAULT_LINEAR.items())} "
-            "| Matrix product on CPUs: the project's own kernel (float32 only), oneDNN's packed one, or torch's "
-            "without packing. |",
+            f"| {', '.join(f'{dtype}: `{choice}`' for dtype, choice in DEFAULT_LINEAR.items())}; "
+            "with `--deterministic` `tiled` "
+            "| Matrix product on CPUs: the project's own kernel, oneDNN's packed one, or torch's without packing. Only "
+            "the first computes each row independently of the others. |",
             f"| `{INT8_VARIABLE}` | {', '.join(f'`{choice}`' for choice in INT8_CHOICES)} "
             "| `vnni` on processors with AVX512-VNNI, otherwise `weight-only` "
             "| Product with int8 weights on CPUs: of activations quantised to int8 too, or of float32. |",
@@ -108,10 +110,10 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Print the pages, or rewrite them with `--write`."""
-    parser = argparse.ArgumentParser(description="Generate the references of settings and of request fields.")
-    parser.add_argument("--write", action="store_true", help=f"rewrite {FLAGS_PATH} and {FIELDS_PATH}")
+    parser = argparse.ArgumentParser(description="Generate the references of settings, request fields and models.")
+    parser.add_argument("--write", action="store_true", help=f"rewrite {FLAGS_PATH}, {FIELDS_PATH} and {MODELS_PATH}")
     write = parser.parse_args().write
-    for path, page in ((FLAGS_PATH, flags_page()), (FIELDS_PATH, fields_page())):
+    for path, page in ((FLAGS_PATH, flags_page()), (FIELDS_PATH, fields_page()), (MODELS_PATH, models_page())):
         if not write:
             print(page, end="")
             continue

@@ -38,6 +38,16 @@ class TunedBudget:
     bound: str
 
 
+def measured_sizes(most_tokens: int) -> list[int]:
+    """Return the step sizes to measure: 16, 32, 48, 64, 96, 128, 192 and so on, `most_tokens` last."""
+    sizes = {most_tokens}
+    power = 16
+    while power < most_tokens:
+        sizes |= {power, power * 3 // 2} if power > 16 else {power}
+        power *= 2
+    return sorted(size for size in sizes if size <= most_tokens)
+
+
 def monotone_curve(points: Iterable[StepTime]) -> list[StepTime]:
     """Return one point for each size, by ascending size, with noise removed.
 

@@ -18,9 +18,12 @@ from fastgen.core.step_times import StepCoefficients, StepTimes, StepWork, chunk
 MIN_PROMPT_TOKENS = 16
 # Matrix products compute rows in tiles, and some pad them: filling up a tile costs nothing.
 ROW_MULTIPLE = 16
-# The automatic target is this multiple of the time of a step without tokens. Four fifths of it are then spent on
-# tokens: infinitely long steps would be at most a quarter more efficient.
+# The automatic target, for prompts without a context, is this multiple of the time of a step without tokens. Four
+# fifths of it are then spent on tokens: infinitely long steps would be at most a quarter more efficient.
 FIXED_COST_MULTIPLE = 5.0
+# As many tokens take longer over a context, up to this multiple. So a long prompt takes little longer than in full
+# steps, and the gaps of decoding sequences are at most about this multiple of those without it.
+LONGEST_MULTIPLE = 12.0
 # The target is exceeded to keep up with demand: up to this multiple of the recent average of prompt tokens per step,
 # averaged over about AVERAGED_STEPS steps.
 DEMAND_MULTIPLE = 1.5
@@ -89,6 +92,10 @@ class Allowance:
         first = chunk_seconds(self.costs, start, 1)
         return min(MIN_PROMPT_TOKENS, chunk_tokens(self.costs, self.decode_seconds + 2 * first, start))
 
+    def is_mostly_attention(self, start: int) -> bool:
+        """Return whether a token at context `start` takes longer to attend to the context than for all else."""
+        return self.costs.context_pair * start > self.costs.token
+
     def without(self, start: int, before: int, added: int) -> Allowance:
         """Return what is left when a chunk of `before` tokens at context `start` grows by `added`."""
         spent = chunk_seconds(self.costs, start, before + added) - chunk_seconds(self.costs, start, before)
@@ -141,7 +148,7 @@ class AutomaticTarget(Target):
         self._average = 0.0  # prompt tokens per step
 
     def allowance(self, load: StepLoad) -> Allowance:
-        """Return the tokens of an efficient step, more to keep up with demand or the backlog, and their time.
+        """Return the tokens of an efficient step, more to keep up with demand or the backlog, and their longest time.
 
         They are at least `MIN_PROMPT_TOKENS`.
         """
@@ -151,7 +158,8 @@ class AutomaticTarget(Target):
         demand = int(DEMAND_MULTIPLE * self._average)
         backlog = -(-load.backlog // MAX_BACKLOG_STEPS)
         tokens = max(MIN_PROMPT_TOKENS, chunk_tokens(costs, efficient, 0), demand, backlog)
-        seconds = max(efficient, chunk_seconds(costs, 0, tokens))
+        longest = LONGEST_MULTIPLE * fixed - decode_seconds
+        seconds = max(longest, chunk_seconds(costs, 0, tokens))
         return Allowance(tokens, seconds, costs, decode_seconds, excess=ROW_MULTIPLE // 2 - 1)  # to the nearest tile
 
     def observe(self, prompt_tokens: int) -> None:

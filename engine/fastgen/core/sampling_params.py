@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from fastgen.core.request_error import RequestError, enumeration, require
 
@@ -61,10 +62,10 @@ class SamplingParams:
             negative ones (Keskar et al., 2019); 1 is off.
         presence_penalty: subtracted from the logit of every token that was generated.
         frequency_penalty: subtracted from a token's logit for each time it was generated.
-        logit_bias: (token, value to add to its logit) pairs; values from -100 to 100.
+        logit_bias: (token, value to add to its logit) pairs, or a mapping; values from -100 to 100.
         seed: the same seed gives the same tokens, whatever else is in the batch; None picks a random one.
         stop_token_ids: tokens that end the request, besides the model's end-of-sequence tokens.
-        bad_words: token sequences that are not generated in full, unless the grammar leaves no other token.
+        bad_words: sequences of token ids that are not generated in full, unless the grammar leaves no other token.
         ignore_eos: continue after the model's end-of-sequence tokens.
         logprobs: report the log-probability of each generated token and of this many most likely alternatives; None
             reports none. Log-probabilities are the model's own, before temperature, penalties and filters.
@@ -72,7 +73,7 @@ class SamplingParams:
         grammar: the grammar that the generation must match.
 
     Raises:
-        RequestError: if a number is of another type or out of range, `min_tokens` exceeds `max_tokens`, `logit_bias`
+        RequestError: if a value is of another type or out of range, `min_tokens` exceeds `max_tokens`, `logit_bias`
             has too many tokens, or a bad word is empty.
     """
 
@@ -96,10 +97,15 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        words = _items("bad_words", self.bad_words, "sequences of token ids")
+        object.__setattr__(self, "bad_words", tuple(_token_ids("bad_words", word) for word in words))
+        require(isinstance(self.grammar, Grammar | None), "grammar", self.grammar, "a Grammar or None")
         for name in INTEGERS:
             value = getattr(self, name)
-            is_integer = not isinstance(value, bool) and isinstance(value, Integral) and abs(int(value)) < 1 << 63
-            require(is_integer or (value is None and name in _OPTIONAL), name, value, "an integer below 2^63")
+            fits = _is_integer(value) and abs(int(value)) < 1 << 63
+            require(fits or (value is None and name in _OPTIONAL), name, value, "an integer below 2^63")
         for name, (least, most, allowed) in _RANGES.items():
             value = getattr(self, name)
             require(not isinstance(value, bool) and isinstance(value, Real), name, value, "a number")
@@ -117,6 +123,34 @@ class SamplingParams:
         require(self.seed is None or 0 <= self.seed < 1 << 63, "seed", self.seed, "from 0 to 2^63 - 1")
 
 
+def _items(param: str, value: object, allowed: str) -> tuple[Any, ...]:
+    """Return the items of any iterable but text; none for None, the default elsewhere."""
+    if value is None:
+        return ()
+    require(isinstance(value, Iterable) and not isinstance(value, str | bytes), param, repr(value), allowed)
+    return tuple(value)  # type: ignore[arg-type]  # it is iterable
+
+
+def _token_ids(param: str, value: object) -> tuple[int, ...]:
+    tokens = _items(param, value, "token ids")
+    odd = [repr(token) for token in tokens if not _is_integer(token)]
+    require(not odd, param, enumeration(odd), "token ids")
+    return tuple(map(int, tokens))
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    allowed = "a mapping or pairs of token ids and numbers"
+    pairs = _items("logit_bias", value.items() if isinstance(value, Mapping) else value, allowed)
+    for pair in pairs:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and _is_integer(pair[0])
+        require(is_pair and isinstance(pair[1], Real), "logit_bias", repr(pair), allowed)
+    return tuple((int(token), float(bias)) for token, bias in pairs)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 _OPTIONAL = ("logprobs", "prompt_logprobs", "seed")
 # Sampling parameters that are integers, of 64 bits in messages and in the samplers.
 INTEGERS = ("max_tokens", "min_tokens", "top_k", *_OPTIONAL)
@@ -130,7 +164,7 @@ _RANGES = {
     "top_p": (_ABOVE_0, 1, "above 0 and at most 1"),
     "min_p": (0, 1, "from 0 to 1"),
     "typical_p": (_ABOVE_0, 1, "above 0 and at most 1"),
-    "repetition_penalty": (_ABOVE_0, 100, "above 0 and at most 100"),
+    "repetition_penalty": (1e-6, 100, "from 0.000001 to 100"),  # divided by less, logits overflow
     "presence_penalty": (-2, 2, "from -2 to 2"),
     "frequency_penalty": (-2, 2, "from -2 to 2"),
 }

@@ -12,6 +12,7 @@ from collections import Counter, abc, deque
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
 from fastgen.core.blocks.preemption import Preemption
+from fastgen.core.blocks.state_pool import StateSave
 from fastgen.core.chunking import Chunker, StepLimit, Target, target_of
 from fastgen.core.request import FinishReason
 from fastgen.core.request_queue import Deadlines, RequestQueue
@@ -188,16 +189,18 @@ class Scheduler:
         tokens = _spread(sampled, plan.samples)
         grown: list[Sequence | None] = []
         any_ended = False
-        block_size = self.pool.block_size
+        block_size, snapshots = self.pool.block_size, plan.snapshots
         for sequence, computed, token in zip(plan.sequences, plan.ends, tokens, strict=True):
             sequence.num_in_flight -= 1
             if sequence.finish_reason is not None or (sequence.lacks_mask and token is not None):
                 if token is not None:
                     grown.append(None)
                 self._discard_sample(sequence)
+                self._add_snapshots(sequence, snapshots)
                 continue
-            if computed >= (sequence.num_published_blocks + 1) * block_size:
+            if snapshots or computed >= (sequence.num_published_blocks + 1) * block_size:
                 self._publish(sequence, computed)
+                self._add_snapshots(sequence, snapshots)
             if token is not None:
                 grown.append(sequence)
                 if sequence.settle(computed, token):
@@ -221,6 +224,9 @@ class Scheduler:
         newest = self._in_flight.pop()
         assert newest is plan, "steps are rolled back newest first"
         self.pool.release(self._replaced.pop(plan, []))
+        for save in plan.state_saves:
+            if save.is_snapshot:
+                self.pool.states.release(save.slot)
         copied = {block for block, _ in plan.swap_in}
         for sequence, start, sampled in zip(plan.sequences, plan.starts, plan.samples, strict=True):
             sequence.num_in_flight -= 1
@@ -229,7 +235,9 @@ class Scheduler:
                 continue
             sequence.roll_back(start, sampled=sampled)
             self._kv_cache.truncate(sequence)
-            if not sequence.block_table or not copied.isdisjoint(sequence.block_table):
+            # A step that failed may have changed the recurrent states of some layers.
+            has_lost_state = self._kv_cache.has_states and not sequence.num_in_flight
+            if not sequence.block_table or has_lost_state or not copied.isdisjoint(sequence.block_table):
                 self._running.remove(sequence)
                 self._kv_cache.drop(sequence)
                 self._waiting.push(sequence)
@@ -277,7 +285,8 @@ class Scheduler:
         """Assert the invariants that hold between steps."""
         assert self._replaced.keys() <= set(self._in_flight)
         replaced = self._replaced.values()
-        self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended, replaced)
+        saves = [save for plan in self._in_flight for save in plan.state_saves]
+        self._kv_cache.check_integrity(self._running, self._waiting.sequences, self._ended, replaced, saves)
         counts = Counter(sequence.ordinal for plan in self._in_flight for sequence in plan.sequences)
         for sequence in (*self._running, *self.waiting, *self._ended):
             assert sequence.num_in_flight == counts.pop(sequence.ordinal, 0), f"{sequence}: steps in flight miscounted"
@@ -314,13 +323,20 @@ class Scheduler:
             self._free_if_idle(sequence)
             return
         sequence.discard_sample()
+        self._kv_cache.restore_state(sequence)
         # Others must not read the block of the token that is computed again, so it has not been published.
         if sequence.num_computed_tokens >= (sequence.num_published_blocks + 1) * self.pool.block_size:
             self._publish(sequence, sequence.num_computed_tokens)
         self._kv_cache.truncate(sequence)
         if not sequence.block_table:
             self._running.remove(sequence)
+            self._kv_cache.drop(sequence)
             self._waiting.push(sequence)
+
+    def _add_snapshots(self, sequence: Sequence, snapshots: dict[Sequence, list[StateSave]]) -> None:
+        """Keep the snapshots that a settled step took of a sequence, whose blocks it has published."""
+        for save in snapshots.get(sequence, ()):
+            self._kv_cache.add_snapshot(save)
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
         """Add full blocks to the prefix cache.

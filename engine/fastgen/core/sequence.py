@@ -73,6 +73,14 @@ class Sequence:
     num_published_blocks: int = 0  # leading blocks that are in the prefix cache
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first scheduled
     num_preemptions: int = 0
+    #
+    # Of a model with recurrent states, see core/blocks/state_pool.py.
+    state_slot: int | None = None  # holds its states after the computed tokens; None while it waits
+    spare_slot: int | None = None  # holds its states before the token computed last, if it has a grammar
+    state_source: int | None = None  # where the next step finds its states if not in `state_slot`
+    num_snapshot_tokens: int = 0  # where it took its last snapshot, in tokens; 0 if that is not its own to drop
+    # Where the cached blocks ended that it cannot use because no snapshot follows them, in tokens; 0 for none.
+    branch: int = 0
 
     # Owner: model/step_input.py. What the runner has of it.
     row: int | None = None  # its row in the runner's state; None if it has none

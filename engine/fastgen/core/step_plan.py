@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from fastgen.core.blocks.prefix_cache import BlockKey
+from fastgen.core.blocks.state_pool import StateSave
 from fastgen.core.sequence import Sequence
 from fastgen.core.step_times import StepWork
 
@@ -43,7 +45,7 @@ class StepPlan:
         chunks: all but the continued ones.
         preempted, swap_out, swap_in: as the attributes.
         continued: sequences whose chunk is their next decode, below `Sequence.decodes_until`, and where they start.
-        keys: as the attribute.
+        keys, state_sources, state_saves: as the attributes.
 
     Attributes:
         sequences: of each chunk.
@@ -55,9 +57,23 @@ class StepPlan:
         swap_in: (cache block, host block) pairs to copy back next, before anything is computed.
         keys: for each prompt that shares blocks and fills one in this step, the key of the first one that it fills. The
             prefix cache has that block once the step is settled.
+        state_sources: for sequences whose recurrent states are not in their own slot, the slot to read them from.
+        state_saves: copies of states to make as the step computes them.
     """
 
-    __slots__ = ("ends", "keys", "num_continued", "preempted", "samples", "sequences", "starts", "swap_in", "swap_out")
+    __slots__ = (
+        "ends",
+        "keys",
+        "num_continued",
+        "preempted",
+        "samples",
+        "sequences",
+        "starts",
+        "state_saves",
+        "state_sources",
+        "swap_in",
+        "swap_out",
+    )
 
     def __init__(
         self,
@@ -68,6 +84,8 @@ class StepPlan:
         *,
         continued: tuple[list[Sequence], list[int]] = ([], []),
         keys: abc.Set[BlockKey] = frozenset(),
+        state_sources: abc.Mapping[Sequence, int] = MappingProxyType({}),
+        state_saves: abc.Sequence[StateSave] = (),
     ) -> None:
         sequences, starts = continued
         self.num_continued = len(sequences)
@@ -79,6 +97,17 @@ class StepPlan:
         self.swap_out = swap_out
         self.swap_in = swap_in
         self.keys = keys
+        self.state_sources = state_sources
+        self.state_saves = state_saves
+
+    @property
+    def snapshots(self) -> dict[Sequence, list[StateSave]]:
+        """The snapshots that the step takes, by sequence."""
+        found: dict[Sequence, list[StateSave]] = {}
+        for save in self.state_saves:
+            if save.is_snapshot:
+                found.setdefault(save.sequence, []).append(save)
+        return found
 
     @property
     def num_tokens(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from fastgen.core.blocks.kv_cache_manager import KVCacheManager
 from fastgen.core.blocks.preemption import choose_victim
 from fastgen.core.blocks.prefix_cache import BlockKey
+from fastgen.core.blocks.state_pool import StateSave
 from fastgen.core.chunking import Allowance, Chunker, StepLoad, whole_tiles
 from fastgen.core.request_queue import RequestQueue, by_rank
 from fastgen.core.sequence import UNKNOWN, Sequence
@@ -233,10 +234,10 @@ class StepPlanner:
             most: what it may take of this step.
 
         Returns:
-            False if it must wait: for token budget, for time, for another sequence to end, for blocks, or for a block
-            that another sequence computes in this step or in one in flight. That block is cached once the step is
-            settled, so sharing it costs the sequence about one step per block saved. No other is admitted in this step
-            then.
+            False if it must wait: for token budget, for time, for another sequence to end, for blocks, for a slot of
+            recurrent states, or for a block that another sequence computes in this step or in one in flight. That block
+            is cached once the step is settled, so sharing it costs the sequence about one step per block saved. No
+            other is admitted in this step then.
         """
         self._admits = False
         if not self._left.tokens or len(self._running) >= self._max_sequences or not self._pool.num_free:
@@ -244,7 +245,8 @@ class StepPlanner:
         table = self._kv_cache.match_prefix(sequence)
         start = max(len(table) * self._pool.block_size, sequence.num_computed_tokens)
         decodes = _is_swapped_decode(sequence)
-        fits = self._fits(sequence, table) and (decodes or self._tokens_in_time(sequence, start, most) > 0)
+        fits = self._fits(sequence, table) and self._kv_cache.has_slots(sequence, table)
+        fits = fits and (decodes or self._tokens_in_time(sequence, start, most) > 0)
         if not fits or self._is_next_computed(sequence, table):
             self._pool.release(table)
             return False
@@ -305,8 +307,11 @@ class StepPlanner:
         in_time = self._tokens_in_time(sequence, start, most)
         is_full = 0 < in_time < added and most is self._left
         if is_full:
-            rows = self._num_decodes + sum(self._prompts.values())
-            in_time = whole_tiles(rows, in_time, most.excess)
+            # Products compute the rows of a step in tiles; attention computes those of a chunk.
+            others = self._num_decodes + sum(self._prompts.values()) - before
+            rows = 0 if most.is_mostly_attention(start) else others
+            tokens = before + in_time
+            in_time = max(0, whole_tiles(rows, tokens, min(most.excess, tokens // 4)) - before)
         added = min(added, in_time)
         self._left = Allowance(0) if is_full else self._left.without(start, before, max(0, added))
         if added < 1:
@@ -340,6 +345,8 @@ class StepPlanner:
         """Advance the sequences and return the plan, with chunks of one token first."""
         if self._num_decodes or self._prompts:
             self._chunker.observe(self._num_decodes, sum(self._prompts.values()))
+        prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
+        sources, saves = self._plan_states((*self._decodes, *prompts)) if self._kv_cache.has_states else ({}, [])
         starts = []
         for sequence in self._continued:  # the same as `advance(1)`, which takes three times as long
             start = sequence.num_computed_tokens
@@ -347,7 +354,6 @@ class StepPlanner:
             sequence.num_computed_tokens = start + 1
             sequence.num_in_flight += 1
             sequence.tokens.append(UNKNOWN)
-        prompts = [Chunk(sequence, sequence.num_computed_tokens, size) for sequence, size in self._prompts.items()]
         for chunk in (*self._decodes, *prompts):
             chunk.sequence.advance(chunk.num_tokens)
         prompts.sort(key=lambda chunk: chunk.num_tokens > 1)
@@ -358,7 +364,23 @@ class StepPlanner:
             tuple(self._swap_in),
             continued=(self._continued, starts),
             keys=self._keys,
+            state_sources=sources,
+            state_saves=saves,
         )
+
+    def _plan_states(self, chunks: abc.Iterable[Chunk]) -> tuple[dict[Sequence, int], list[StateSave]]:
+        """Return `StepPlan.state_sources` and `StepPlan.state_saves`, before the sequences advance."""
+        kv_cache, sources = self._kv_cache, dict[Sequence, int]()
+        saves: list[StateSave] = []
+        for sequence in self._continued:
+            if sequence.spare_slot is not None:
+                saves += kv_cache.save_states(sequence, sequence.num_computed_tokens + 1, samples=True)
+        for chunk in chunks:
+            saves += kv_cache.save_states(chunk.sequence, chunk.start + chunk.num_tokens, samples=chunk.samples)
+            if (source := kv_cache.start_state(chunk.sequence)) is not None:
+                sources[chunk.sequence] = source
+        self._pool.states.unpin()
+        return sources, saves
 
 
 def _is_swapped_decode(sequence: Sequence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastgen.core.step_model import StepModel
@@ -11,8 +12,11 @@ from fastgen.engine.calibration import calibrate
 from fastgen.engine.core import Engine
 from fastgen.kernels.cpu import environment
 from fastgen.link.messages import EngineInfo
+from fastgen.model.determinism import check_deterministic
 from fastgen.model.source import ModelSource
-from fastgen.runner.loader import load_runner
+from fastgen.model.weight_storage import with_storage
+from fastgen.runner import loader
+from fastgen.runner.memory_check import check_host_memory
 from fastgen.settings import EngineConfig
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
@@ -37,6 +41,19 @@ class LoadedEngine:
     info: EngineInfo
 
 
+def load_on_ranks(
+    source: ModelSource, config: EngineConfig, on_progress: Callable[[str, float], None]
+) -> ModelRunner | GPURunner:
+    """Load the model on one rank, this process, or on several; see `loader.load_runner` and `load_ranks`."""
+    check_deterministic(source, config)
+    check_host_memory(source, config)
+    if config.tensor_parallel == 1:
+        return loader.load_runner(source, config, on_progress)
+    from fastgen.runner.ranks.loading import load_ranks
+
+    return load_ranks(source, config, on_progress)
+
+
 def build_engine(
     source: ModelSource,
     config: EngineConfig,
@@ -55,8 +72,9 @@ def build_engine(
     Raises:
         ConfigError: if the model or the settings cannot be served on this machine.
     """
-    runner = load_runner(source, config, on_progress)
+    runner = load_on_ranks(source, config, on_progress)
     config, step_times = calibrate(runner, config, on_progress)
+    runner.prepare_for(config, partial(on_progress, "capturing graphs"))
     grammars = CompiledGrammars(
         load_tokenizer, runner.vocab_size, runner.eos_token_ids, num_threads=environment.usable_cpus()
     )
@@ -65,6 +83,8 @@ def build_engine(
         architecture=runner.architecture.name,
         device=runner.device,
         dtype=runner.dtype,
+        quantization=with_storage(config, source).quantization,
+        deterministic=config.deterministic,
         vocabulary_size=runner.vocab_size,
         hidden_size=runner.architecture.hidden_size,
         num_parameters=runner.num_parameters,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
 from fastgen.core.blocks.block_pool import BlockPool
-from fastgen.core.budget_tuning import TunedBudget, tune_budget
+from fastgen.core.budget_tuning import TunedBudget, measured_sizes, tune_budget
 from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
@@ -70,16 +70,6 @@ class Calibration:
         return (*self.contexts, *self.chunks, *self.curve)
 
 
-def ladder(most_tokens: int) -> list[int]:
-    """Return the step sizes to measure: 16, 32, 48, 64, 96, 128, 192 and so on, `most_tokens` last."""
-    sizes = {most_tokens}
-    power = 16
-    while power < most_tokens:
-        sizes |= {power, power * 3 // 2} if power > 16 else {power}
-        power *= 2
-    return sorted(size for size in sizes if size <= most_tokens)
-
-
 def calibrate(
     runner: Runner, config: EngineConfig, on_progress: OnProgress, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[EngineConfig, tuple[StepTime, ...]]:
@@ -94,7 +84,7 @@ def calibrate(
         return config, ()
     calibration = measure(
         runner,
-        ladder(config.most_tokens),
+        measured_sizes(config.most_tokens),
         seconds=_START_SECONDS,
         on_progress=lambda fraction: on_progress("calibrating", fraction),
         clock=clock,
@@ -223,6 +213,8 @@ class _Bench:
         self._clock = clock
         self._builder = StepInputBuilder(runner.block_size)
         self._pool = pool = BlockPool(runner.num_blocks, runner.block_size)
+        # Sequences may share slots of recurrent states: only the time of a step matters.
+        self._state_slots = cycle(range(runner.num_state_slots))
         self._context = min(context, runner.max_model_length - 1)
         # At most half of the cache; the other half is for prompt chunks.
         fitting = runner.num_blocks // 2 // pool.blocks_for(self._context + 1)
@@ -328,4 +320,6 @@ class _Bench:
         # Different tokens, so that a mixture-of-experts model does not route all of them to the same experts.
         tokens = [(7919 * index + 13) % self._runner.vocab_size for index in range(num_tokens)]
         request = Request(id="scratch", prompt_token_ids=tokens, sampling=SamplingParams(max_tokens=1))
-        return TokenSequence(request, ordinal=0, arrival=0.0, seed=0)
+        sequence = TokenSequence(request, ordinal=0, arrival=0.0, seed=0)
+        sequence.state_slot = next(self._state_slots, None)
+        return sequence

@@ -130,7 +130,7 @@ class Engine:
         self.step_model = step_model or StepModel()
         self._scheduler = Scheduler.of(
             config,
-            BlockPool(runner.num_blocks, runner.block_size),
+            BlockPool(runner.num_blocks, runner.block_size, runner.num_state_slots),
             HostBuffer(runner.num_host_blocks),
             seconds_per_block=runner.seconds_per_block,
             end_tokens=runner.eos_token_ids,

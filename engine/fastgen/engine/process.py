@@ -23,10 +23,9 @@ from fastgen.core.request import FinishReason
 from fastgen.core.request_error import RequestError
 from fastgen.engine.channel import Channel, Unreadable
 from fastgen.kernels.cpu import environment
-from fastgen.link.messages import Add, Cancel, Failed, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
-from fastgen.model import first_line
-from fastgen.model.device_errors import is_device_failure, is_out_of_memory
-from fastgen.settings import ConfigError, EngineConfig
+from fastgen.link.messages import Add, Cancel, Gone, Loading, Ready, Shutdown, TokenOutput, Watch
+from fastgen.runner.failures import RankFailed, describe
+from fastgen.settings import EngineConfig
 
 log = logging.getLogger("fastgen.engine.process")
 
@@ -54,6 +53,8 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
         lambda stage, fraction: channel.send(Loading(stage, fraction)),
     )
     engine, clients = loaded.engine, channel.clients
+    # A model that is divided among processes needs all of them: look after them while nothing runs, too.
+    longest_wait = _IDLE_SECONDS if config.tensor_parallel > 1 else None
     gc.freeze()
     gc.enable()
     channel.send(Ready(loaded.info))
@@ -63,7 +64,9 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
     while True:
         owes_report = False
         rejected: list[TokenOutput] = []
-        commands = channel.receive(wait=0.0 if engine.has_work else None if is_checked else _IDLE_SECONDS)
+        commands = channel.receive(wait=0.0 if engine.has_work else longest_wait if is_checked else _IDLE_SECONDS)
+        if longest_wait is not None:
+            loaded.runner.check()
         if not commands and not engine.has_work:
             engine.check_integrity()
             is_checked = True
@@ -130,26 +133,12 @@ def main(prepare: Callable[[], None]) -> int:
     try:
         serve_channel(channel, config)
     except Exception as error:
-        failed = _failure(error)
-        if failed.exit_code == exit_codes.FAILED:
+        failed = describe(error)
+        if failed.exit_code == exit_codes.FAILED and not isinstance(error, RankFailed):
             log.exception("the engine failed")
         channel.send(failed)
         return failed.exit_code
     return 0
-
-
-def _failure(error: Exception) -> Failed:
-    """Return the message for an error that ends the engine: one line with the cause and any remedy."""
-    text = first_line(error)
-    if isinstance(error, ConfigError):
-        return Failed(str(error), exit_codes.BAD_CONFIGURATION)
-    if is_out_of_memory(error):  # while it loads: afterwards the engine makes its steps smaller
-        remedy = "lower --memory-percent or --token-budget, or use more memory"
-        return Failed(f"out of memory: {text}; {remedy}", exit_codes.FAILED)
-    if is_device_failure(error):
-        advice = "look for Xid messages in the node's dmesg, and replace the GPU if they return"
-        return Failed(f"the GPU failed: {text}; {advice}", exit_codes.DEVICE_FAILED)
-    return Failed(f"{type(error).__name__}: {text}", exit_codes.FAILED)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,17 @@ def gelu_tanh_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
 
+def clamped_swiglu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gate * sigmoid(1.702 * gate) * (up + 1) for [T, 2 * intermediate] with the gate first (gpt-oss).
+
+    The gate is at most 7 and `up` within ± 7. Both factors are computed in float32, and the first one is rounded.
+    """
+    gate, up = gate_up.float().chunk(2, -1)
+    gate = gate.clamp(max=7)
+    activated = (gate * torch.sigmoid(1.702 * gate)).to(gate_up.dtype)
+    return (activated * (up.clamp(-7, 7) + 1)).to(gate_up.dtype)
+
+
 def paged_attention(
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -135,3 +146,21 @@ def int8_dynamic_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Te
         product = integers.double() * (input_scales[:, block, None] * scales[:, block])
         total = (total.double() + product).float()
     return total
+
+
+def packed_product(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
+    """Multiply x [T, in], quantised, with packed weights [out, in].
+
+    Args:
+        x: inputs.
+        values: integers [out, in], from which the offset is subtracted.
+        scales: float32 [out, n]; n parts of a row have one each.
+        minimums: float32 [out, in / 32].
+
+    Returns:
+        [T, out] in float64, without the rounding of the kernel's float32 sums.
+    """
+    quantised, input_scales = quantise(x)
+    inputs = (quantised.double() * input_scales.double()[..., None]).flatten(1)
+    weights = values.double() * scales.double().repeat_interleave(values.shape[1] // scales.shape[1], 1)
+    return inputs @ (weights - minimums.double().repeat_interleave(32, 1)).T

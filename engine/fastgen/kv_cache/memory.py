@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,14 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def available_memory(root: Path = _ROOT, meminfo: Path = _MEMINFO) -> AvailableMemory:
+def available_memory(root: Path = _ROOT, meminfo: Path = _MEMINFO, *, drops_active: bool = False) -> AvailableMemory:
     """Return the memory that this process can still allocate.
 
-    Page cache that the kernel can drop counts as free.
+    Page cache that the kernel can drop counts as free; with `drops_active`, recently used pages too, for example of a
+    model that was downloaded and verified in this container.
     """
     machine = _available_on_machine(meminfo)
-    left = _left_in_container(root)
+    left = _left_in_container(root, ("inactive_file", "active_file") if drops_active else ("inactive_file",))
     if left is None or left >= machine:
         return AvailableMemory(machine, limited=False)
     return AvailableMemory(left, limited=True)
@@ -47,18 +49,18 @@ def _available_on_machine(meminfo: Path) -> int:
     raise RuntimeError(f"{meminfo} has no MemAvailable")
 
 
-def _left_in_container(root: Path) -> int | None:
-    """Return what the limit of this process's cgroup leaves; None without a limit.
+def _left_in_container(root: Path, free: Sequence[str]) -> int | None:
+    """Return what the limit of this process's cgroup leaves; None without a limit. The counters `free` count as free.
 
     Reads the files of cgroup v2 or v1 where a container sees its own.
     """
-    for limit_path, usage_path, stat_path, cache_key in (
-        (root / "memory.max", root / "memory.current", root / "memory.stat", "inactive_file"),
+    for limit_path, usage_path, stat_path, prefix in (
+        (root / "memory.max", root / "memory.current", root / "memory.stat", ""),
         (
             root / "memory/memory.limit_in_bytes",
             root / "memory/memory.usage_in_bytes",
             root / "memory/memory.stat",
-            "total_inactive_file",
+            "total_",
         ),
     ):
         try:
@@ -69,5 +71,5 @@ def _left_in_container(root: Path) -> int | None:
             stat = dict(line.split() for line in stat_path.read_text().splitlines())
         except (OSError, ValueError):
             continue
-        return max(0, int(limit_text) - used + int(stat.get(cache_key, 0)))
+        return max(0, int(limit_text) - used + sum(int(stat.get(prefix + name, 0)) for name in free))
     return None

@@ -8,7 +8,6 @@ steps of 0.2 s took 0.3 s.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 import os
 import threading
@@ -44,13 +43,15 @@ class Prefaulter:
     aborts the process if the stack has C++ frames of torch.
 
     Args:
-        tensors: each [layers, blocks, ...], contiguous, in host memory. They are not kept alive.
+        tensors: each [layers, blocks, ...], all with as many blocks, contiguous, in host memory. They are not
+            kept alive.
         ahead_bytes: how far to stay ahead.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], ahead_bytes: int = AHEAD_BYTES) -> None:
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
-        self._num_layers, self._num_blocks = tensors[0].shape[:2]
+        self._layers = [(number, layer) for number, tensor in enumerate(tensors) for layer in range(len(tensor))]
+        self._num_blocks = tensors[0].shape[1]
         block_bytes = [tensor.stride(1) * tensor.itemsize for tensor in tensors]
         all_layers = sum(size * tensor.shape[0] for size, tensor in zip(block_bytes, tensors, strict=True))
         self._ahead = max(1, ahead_bytes // all_layers)
@@ -92,8 +93,8 @@ class Prefaulter:
         Ends early if the cache has been freed, or the kernel refuses.
         """
         for block in range(first, end, self._step):
-            for reference, layer in itertools.product(self._tensors, range(self._num_layers)):
-                tensor = reference()
+            for number, layer in self._layers:
+                tensor = self._tensors[number]()
                 if tensor is None:
                     return
                 began = time.monotonic()

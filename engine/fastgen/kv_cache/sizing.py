@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fastgen.core.blocks.state_pool import StatePool
 from fastgen.settings import ConfigError, EngineConfig
 
 # Rows that the sampler processes at once: enough to vectorise, few enough for small float64 copies of their logits.
@@ -21,10 +23,31 @@ _FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class KVShape:
-    """Shape of one token's keys and values: `num_kv_heads` heads in each layer.
+class StateShape:
+    """Shape of one sequence's recurrent states in float32, in each of `num_layers` layers.
 
     Attributes:
+        inputs: [tokens, width], the last inputs of the layer's convolution.
+        matrices: [heads, key_dim, value_dim], what the layer remembers of all tokens (Yang et al., 2024).
+    """
+
+    num_layers: int
+    inputs: tuple[int, int]
+    matrices: tuple[int, int, int]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot: the states of all layers."""
+        return _FLOAT32 * self.num_layers * (math.prod(self.inputs) + math.prod(self.matrices))
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Shape of one token's keys and values: `num_kv_heads` heads in each layer with attention.
+
+    Attributes:
+        states: shape of the recurrent states of layers without keys and values; None if there are none.
+        others: shape of the keys and values of layers with other heads; None if there are none.
         key_dim, value_dim: head dimensions of keys and values.
         element_bytes: bytes per element.
     """
@@ -34,11 +57,29 @@ class KVShape:
     key_dim: int
     value_dim: int
     element_bytes: int = _FLOAT32
+    states: StateShape | None = None
+    others: KVShape | None = None
+
+    def of_ranks(self, size: int) -> KVShape:
+        """Return the shape of the keys and values of all ranks, given that of one."""
+        others = None if self.others is None else self.others.of_ranks(size)
+        return replace(self, num_kv_heads=size * self.num_kv_heads, others=others)
+
+    @property
+    def by_heads(self) -> tuple[KVShape, ...]:
+        """The shape of the layers that have the model's heads, and of the others."""
+        return (self,) if self.others is None else (self, self.others)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a token's keys and values in one layer, the one that has most."""
+        return max(part.num_kv_heads * (part.key_dim + part.value_dim) * part.element_bytes for part in self.by_heads)
 
     def block_bytes(self, block_size: int) -> int:
         """Return the bytes of one block: keys and values of all layers."""
         per_head = (self.key_dim + self.value_dim) * self.element_bytes
-        return self.num_layers * self.num_kv_heads * per_head * block_size
+        others = 0 if self.others is None else self.others.block_bytes(block_size)
+        return self.num_layers * self.num_kv_heads * per_head * block_size + others
 
 
 class ModelShape(Protocol):
@@ -125,8 +166,11 @@ def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -
 
     It has the whole token budget, every sequence samples in it, and one chunk has the longest context.
     """
-    heads, kv_heads = shape.num_heads * kv.key_dim, kv.num_kv_heads * kv.key_dim
+    heads = shape.num_heads * max(part.key_dim for part in kv.by_heads)
+    kv_heads = max(part.num_kv_heads * part.key_dim for part in kv.by_heads)
     row = 4 * shape.hidden_size + 3 * heads + 2 * kv_heads + 3 * shape.intermediate_size
+    # Inputs and outputs of the convolution, and queries, keys, values and results in float32.
+    row += 0 if kv.states is None else 6 * kv.states.inputs[1]
     activations = _FLOAT32 * row * config.most_tokens
     # Sampling needs three float64 copies of the rows that it processes at once.
     logits = shape.vocab_size * (
@@ -137,8 +181,71 @@ def working_memory_bytes(config: EngineConfig, shape: ModelShape, kv: KVShape) -
     return activations + logits + 2 * context + _GROWTH
 
 
-def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory) -> int:
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The least bytes with which a model can serve, by what they are for.
+
+    Attributes:
+        cache: the KV cache, and the host buffer for swapped sequences.
+    """
+
+    weights: int
+    step: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.step + self.cache
+
+
+def least_memory(
+    config: EngineConfig, kv: KVShape, weight_bytes: int, *, step_bytes: int, tokens: int = 1
+) -> MemoryNeed:
+    """Return the least memory with which a model can serve `tokens` tokens, or `max_model_length` if that is more.
+
+    Args:
+        weight_bytes: of the weights.
+        step_bytes: of what a step takes.
+        tokens: that the KV cache must hold.
+    """
+    blocks = -(-max(tokens, config.max_model_length or 1) // config.block_size)
+    cache = blocks * kv.block_bytes(config.block_size)
+    if config.device == "cpu":  # of a GPU, the rest stays free before anything is taken
+        cache = cache * 100 // config.memory_percent
+    host = config.swap_space if config.device == "cpu" else 0
+    return MemoryNeed(weight_bytes, step_bytes, (config.kv_cache_memory or cache) + host)
+
+
+def plan_state_slots(config: EngineConfig, kv: KVShape, memory: CacheMemory) -> int:
+    """Return the number of slots for recurrent states: two for each sequence, in at most half of the cache's memory.
+
+    One is for a running sequence, the others for snapshots; see `fastgen.core.blocks.state_pool`.
+
+    Raises:
+        ConfigError: if half of the memory has no room for the least number of slots.
+    """
+    if kv.states is None:
+        return 0
+    slot_bytes, least = kv.states.slot_bytes, StatePool.LEAST_SLOTS
+    size = memory.default if config.kv_cache_memory is None else min(config.kv_cache_memory, memory.limit)
+    slots = min(max(least, 2 * config.sequence_limit), size // 2 // slot_bytes)
+    if slots < least:
+        asked = config.kv_cache_memory is not None
+        what = f"--kv-cache-memory {_mib(size)}" if asked else f"--memory-percent {config.memory_percent}"
+        raise ConfigError(
+            f"{what}: the model has recurrent states of {slot_bytes} bytes for each sequence, and needs room for "
+            f"{least} in half of the cache's {size} bytes: raise it, or {_MORE_MEMORY[config.device]}"
+        )
+    return slots
+
+
+def plan_kv_blocks(
+    config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory, num_state_slots: int = 0
+) -> int:
     """Return the number of KV cache blocks: `kv_cache_memory` if set, otherwise the default of `memory`.
+
+    Slots of recurrent states take their part of it first.
 
     There are no more than all sequences at full length can use, except with `kv_cache_memory` and prefix caching.
 
@@ -146,20 +253,21 @@ def plan_kv_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory:
         ConfigError: if `kv_cache_memory` exceeds the limit of `memory`, or not one block fits.
     """
     block_bytes = kv.block_bytes(config.block_size)
+    state_bytes = 0 if kv.states is None else num_state_slots * kv.states.slot_bytes
     if config.kv_cache_memory is not None:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
                 f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib_left(memory.limit)} of memory are left "
                 f"after {_TAKEN[config.device]}: lower it or {_MORE_MEMORY[config.device]}"
             )
-        blocks = config.kv_cache_memory // block_bytes
+        blocks = (config.kv_cache_memory - state_bytes) // block_bytes
         if blocks < 1:
             raise ConfigError(
                 f"--kv-cache-memory {config.kv_cache_memory}: one block of {config.block_size} tokens takes "
-                f"{block_bytes} bytes: raise it to {block_bytes} or lower --block-size"
+                f"{block_bytes} bytes: raise it to {block_bytes + state_bytes} or lower --block-size"
             )
     else:
-        blocks = memory.default // block_bytes
+        blocks = (memory.default - state_bytes) // block_bytes
         if blocks < 1:
             raise ConfigError(
                 f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in the "
@@ -210,7 +318,7 @@ def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShap
         raise ConfigError(
             f"--max-model-length {requested} needs {needed} blocks of {config.block_size} tokens, the KV cache has "
             f"{num_blocks}: lower it to {capacity} or raise --kv-cache-memory to "
-            f"{_mib(needed * kv.block_bytes(config.block_size))}"
+            f"{_mib((1 if kv.states is None else 2) * needed * kv.block_bytes(config.block_size))}"
         )
     return requested
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fastgen.kv_cache.prefault import Prefaulter
-from fastgen.kv_cache.sizing import KVShape
+from fastgen.kv_cache.sizing import KVShape, StateShape
 from fastgen.settings import ConfigError
 
 _BLOCKS_TIMED = 4
@@ -21,8 +21,21 @@ _PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all CUDA con
 BlockPair = tuple[int, int]
 
 
+class RecurrentStates:
+    """Slots for the recurrent states of sequences. What a slot holds before it is written is arbitrary.
+
+    Attributes:
+        inputs: [layers, slots, tokens, width] float32; the dimensions are those of `StateShape`.
+        matrices: [layers, slots, heads, key_dim, value_dim] float32.
+    """
+
+    def __init__(self, shape: StateShape, num_slots: int, device: torch.device) -> None:
+        self.inputs = _zeros((shape.num_layers, num_slots, *shape.inputs), device, torch.float32)
+        self.matrices = _zeros((shape.num_layers, num_slots, *shape.matrices), device, torch.float32)
+
+
 class KVCache:
-    """Keys and values of all layers, and the host buffer for swapped blocks.
+    """Keys and values of all layers with attention, the host buffer for swapped blocks, and recurrent states.
 
     Zeroed, so that slots never written hold no NaN.
 
@@ -31,7 +44,9 @@ class KVCache:
             the two may differ.
         host_keys, host_values: [host blocks, layers, kv heads, block size, head_dim], in host memory, pinned for a GPU:
             a block of all layers is contiguous, and so one copy.
-        prefaulter: prefaults the memory of keys and values; None on a GPU, where memory is allocated up front.
+        states: recurrent states of layers with linear attention; None if there are none.
+        others: keys and values of the layers with other heads, in the same blocks; None if there are none.
+        prefaulter: prefaults the memory of all keys and values; None on a GPU, where memory is allocated up front.
     """
 
     def __init__(
@@ -41,6 +56,7 @@ class KVCache:
         block_size: int,
         *,
         num_host_blocks: int = 0,
+        num_state_slots: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -50,11 +66,27 @@ class KVCache:
         on = torch.device(device)
         self.keys = _zeros(size(num_blocks, shape.key_dim), on, dtype)
         self.values = _zeros(size(num_blocks, shape.value_dim), on, dtype)
-        self.prefaulter = Prefaulter((self.keys, self.values)) if on.type == "cpu" else None
+        self.others = (
+            None
+            if shape.others is None
+            else KVCache(
+                shape.others, num_blocks, block_size, num_host_blocks=num_host_blocks, device=device, dtype=dtype
+            )
+        )
+        tensors = [tensor for part in self.by_heads for tensor in (part.keys, part.values)]
+        self.prefaulter = Prefaulter(tensors) if on.type == "cpu" else None
         self.host_keys, self.host_values = (
             _host_zeros((num_host_blocks, shape.num_layers, shape.num_kv_heads, block_size, dim), on, dtype)
             for dim in (shape.key_dim, shape.value_dim)
         )
+
+        self.num_state_slots = 0 if shape.states is None else num_state_slots
+        self.states = None if shape.states is None else RecurrentStates(shape.states, num_state_slots, on)
+
+    @property
+    def by_heads(self) -> tuple[KVCache, ...]:
+        """The cache of the layers that have the model's heads, and of the others."""
+        return (self,) if self.others is None else (self, self.others)
 
     @property
     def num_blocks(self) -> int:
@@ -76,7 +108,9 @@ class KVCache:
 
         On a GPU the copies are enqueued on the current stream and not waited for.
         """
-        pairs = (self.keys, self.host_keys), (self.values, self.host_values)
+        pairs = [
+            pair for part in self.by_heads for pair in ((part.keys, part.host_keys), (part.values, part.host_values))
+        ]
         for block, host_block in out:
             for tensor, host in pairs:
                 host[host_block].copy_(tensor[:, block], non_blocking=True)

@@ -36,6 +36,7 @@ from fastgen.link.messages import (
     Watch,
 )
 from fastgen.link.shared_counts import Count, Counts
+from fastgen.link.silence import Silence, is_stopped
 from fastgen.link.watchdog import ProcessorWait, Watchdog
 from fastgen.settings import EngineConfig
 
@@ -43,6 +44,8 @@ from fastgen.settings import EngineConfig
 _DRAIN_SECONDS = 0.05
 # An engine that does not exit within this time after Shutdown is killed. A step takes far less.
 _STOP_SECONDS = 5.0
+# The engine process is checked at least this often.
+_LOOK_SECONDS = 0.5
 # An engine that reported its failure is killed if it has not exited after this time. A killed one is not waited for any
 # longer either: a process that waits for a broken device may not end.
 _EXIT_SECONDS = 3.0
@@ -82,8 +85,11 @@ class EngineClient:
         on_report: Callable[[StepReport], None],
         step_timeout: float,
         counts: Counts,
+        *,
+        num_ranks: int,
     ) -> None:
         self._process = process
+        self._num_ranks = num_ranks
         self._on_loading = on_loading
         self._on_report = on_report
         self._step_timeout = step_timeout
@@ -134,7 +140,7 @@ class EngineClient:
         Raises:
             EngineStartError: if the engine cannot serve `config` or exits while loading.
         """
-        engine = cls(process, on_loading, on_report, step_timeout, counts)
+        engine = cls(process, on_loading, on_report, step_timeout, counts, num_ranks=config.tensor_parallel)
         process.hand_over(config)
         try:
             await engine._wait_ready()
@@ -308,15 +314,23 @@ class EngineClient:
 
     async def _guard(self) -> None:
         """Return when the engine hangs."""
-        starving = ProcessorWait(self._process.pid)
+        starving, stopped = ProcessorWait(self._process.pid), Silence(_LOOK_SECONDS)
         while True:
-            await asyncio.sleep(0.5 if self._watchdog is None else self._watchdog.period)
+            period = _LOOK_SECONDS if self._watchdog is None else self._watchdog.period
+            await asyncio.sleep(min(_LOOK_SECONDS, period))
+            now, starved = time.monotonic(), starving.since_last()
+            if self._num_ranks > 1:  # the other ranks wait for it, and cannot report that
+                stopped.look(now, is_silent=is_stopped(self._process.pid), starved=starved)
+                if stopped.is_hung:
+                    failure = stopped.failure()
+                    self._failure = Failed(f"rank 0: {failure.message}", failure.exit_code)
+                    return
             if self._watchdog is None:
                 continue
             # A report may be on its way that was sent before the engine read the last command.
             self._counts.set(Count.AWAITING, self._owes_report or bool(self.in_flight.ids()))
             has_work = self._counts.total(Count.AWAITING) > 0
-            self._watchdog.look(time.monotonic(), has_work=has_work, starved=starving.since_last())
+            self._watchdog.look(now, has_work=has_work, starved=starved)
             if self._watchdog.is_hung:
                 self._failure = Failed(self._watchdog.message(), exit_codes.HUNG)
                 return

@@ -51,11 +51,17 @@ Command = Add | Cancel | Watch | Gone | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that an engine serves, and its limits."""
+    """The model that an engine serves, and its limits.
+
+    Attributes:
+        deterministic: whether a request's logits are the same, bit for bit, whatever else the engine computes.
+    """
 
     architecture: str
     device: str
     dtype: str
+    quantization: str = "none"
+    deterministic: bool = False
     vocabulary_size: int
     hidden_size: int
     num_parameters: int

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Literal
 
 from rich.console import Console
@@ -114,8 +115,9 @@ class LLM:
             RequestError: if an argument is invalid, or the model cannot serve one of the requests; then none is run.
             CheckerUnavailable: if a grammar cannot be checked, for example on a busy machine; then none is run.
         """
-        if n < 1:
-            raise RequestError(f"n is {n}: it must be at least 1", "n")
+        given: object = n
+        if not isinstance(given, Integral) or n < 1:
+            raise RequestError(f"n is {given!r}: it must be an integer of at least 1", "n")
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         params = _per_prompt(self.default_sampling if sampling is None else sampling, len(batch))
         outputs = [
@@ -169,7 +171,8 @@ class LLM:
             RequestError: on the first iteration, if an argument is invalid or the model cannot serve the request.
             CheckerUnavailable: on the first iteration, as `generate`.
         """
-        yield from self._run([self._prepare(prompt, sampling or self.default_sampling, stop)])
+        (chosen,) = _per_prompt(sampling or self.default_sampling, 1)
+        yield from self._run([self._prepare(prompt, chosen, stop)])
 
     def chat_prompt(
         self, messages: Sequence[Message], *, chat_template_kwargs: Mapping[str, Any] | None = None
@@ -253,6 +256,8 @@ def _token_ids(prompt: Any) -> list[int]:
 def _per_prompt(sampling: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
+    if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
+        raise RequestError("sampling: give SamplingParams, or a sequence with one for each prompt", "sampling")
     if len(sampling) != count:
         raise RequestError(f"sampling has {len(sampling)} entries for {count} prompts: give one for each", "sampling")
     return list(sampling)

@@ -16,7 +16,6 @@ _FLOATS_OF_MII = ("temperature", "top_p")
 _MORE = ("seed", *(f.name for f in fields(SamplingParams) if type(f.default) is float and f.name not in _FLOATS_OF_MII))
 # Model arguments of MII that are not supported, and what to use instead.
 _REMEDIES = {
-    "tensor_parallel": "a model runs in one process: leave it out",
     "replica_num": "one server is one replica: for more, set replicas in a FastGenDeployment",
     "quantization_mode": 'use quantization="int8" (on a CPU)',
     "model_config": "pass each setting as its own argument",
@@ -24,7 +23,7 @@ _REMEDIES = {
     "enable_restful_api": "every server has an HTTP API: leave it out",
     "restful_api_port": "use port",
     "port_number": "use port",
-    "all_rank_output": "there is one rank: leave it out",
+    "all_rank_output": "only rank 0 answers: leave it out",
     "max_length": "use max_model_length",
 }
 

@@ -6,7 +6,8 @@ without padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +22,33 @@ class ChunkSpan:
     """A chunk of several tokens.
 
     Attributes:
+        sequence: index of its sequence in the step.
         row, num_tokens: its first row and number of rows.
         context: computed tokens of its sequence before the chunk.
         table_start: index of its first block in `ForwardInput.tables`.
         blocks: blocks of context and chunk, in order.
     """
 
+    sequence: int
     row: int
     num_tokens: int
     context: int
     table_start: int
     blocks: IntArray
+
+    def within_chunks(self, size: int, pages: int) -> Iterator[ChunkSpan]:
+        """Cut the span at multiples of `size` positions, that is of so many pages, and forget what is before them."""
+        end = self.context + self.num_tokens
+        for number in range(self.context // size, (end - 1) // size + 1):
+            first, last = max(self.context, number * size), min(end, (number + 1) * size)
+            yield replace(
+                self,
+                row=self.row + first - self.context,
+                num_tokens=last - first,
+                context=first - number * size,
+                table_start=self.table_start + number * pages,
+                blocks=self.blocks[number * pages : (number + 1) * pages],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,7 @@ class ForwardInput:
         table_starts: [D], index of each decode's first block in `tables`.
         contexts: [D], number of keys of each decode's sequence, including its own.
         chunks: chunks of several tokens.
+        state_slots, state_sources, state_saves: as in `StepInput`.
     """
 
     token_ids: IntArray
@@ -61,6 +79,9 @@ class ForwardInput:
     table_starts: IntArray
     contexts: IntArray
     chunks: tuple[ChunkSpan, ...]
+    state_slots: IntArray
+    state_sources: IntArray
+    state_saves: IntArray
 
     @property
     def num_rows(self) -> int:
@@ -71,6 +92,22 @@ class ForwardInput:
     def num_decodes(self) -> int:
         """Number of chunks of one token."""
         return len(self.contexts)
+
+    def within_chunks(self, size: int, block_size: int) -> ForwardInput:
+        """Return the input for layers in which positions attend only within chunks of `size`, whole blocks.
+
+        Every sequence begins with its last chunk, and a prompt chunk in several of them is cut. Cache locations, rows
+        and positions stay.
+        """
+        assert size % block_size == 0
+        pages = size // block_size
+        begun = (self.contexts - 1) // size
+        return replace(
+            self,
+            table_starts=self.table_starts + begun * pages,
+            contexts=self.contexts - begun * size,
+            chunks=tuple(part for span in self.chunks for part in span.within_chunks(size, pages)),
+        )
 
 
 class HostRows:
@@ -106,6 +143,7 @@ class HostRows:
             contexts=step.seq_lens[:decodes].astype(np.int64),
             chunks=tuple(
                 ChunkSpan(
+                    sequence=i,
                     row=int(first_rows[i]),
                     num_tokens=int(counts[i]),
                     context=int(contexts[i]),
@@ -114,6 +152,9 @@ class HostRows:
                 )
                 for i in range(decodes, len(step.rows))
             ),
+            state_slots=step.state_slots.astype(np.int64),
+            state_sources=step.state_sources.astype(np.int64),
+            state_saves=step.state_saves.astype(np.int64),
         )
 
     def _token_ids(self, step: StepInput) -> IntArray:

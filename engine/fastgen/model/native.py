@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,12 +25,18 @@ from fastgen.model.layers.decoder import Decoder
 from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.int8_linear import Int8Format
 from fastgen.model.layers.linear import PackedFormat, WeightFormat
+from fastgen.model.layers.packed_linear import StoredFormat
+from fastgen.model.layers.rank_group import ONE_RANK, RankGroup
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.torch_backend import TorchFormat, TorchOperations
+from fastgen.model.layers.vocabulary import DividedHead, DividedTable
 from fastgen.model.layers.weights import DecoderWeights
+from fastgen.model.partition import Partition
 from fastgen.model.source import ModelSource
 
 log = logging.getLogger("fastgen.model")
+
+_FORMATS: dict[str, type[PackedFormat]] = {"none": PackedFormat, "int8": Int8Format, "stored": StoredFormat}
 
 
 def load_on_cpu(
@@ -39,6 +46,8 @@ def load_on_cpu(
     progress: Callable[[float], None],
     dtype: torch.dtype = torch.float32,
     quantization: str = "none",
+    linear: str | None = None,
+    group: RankGroup = ONE_RANK,
     make_backend: Callable[[ModelArchitecture, Sequence[Rope], torch.dtype, bool], Backend[ForwardInput]] | None = None,
 ) -> Decoder[ForwardInput]:
     """Load the model at `source` for the CPU kernels.
@@ -46,20 +55,21 @@ def load_on_cpu(
     Args:
         dtype: of weights, activations and cache: float32 or bfloat16.
         quantization: storage of matrices in memory, as in `EngineConfig`.
+        linear: the product with matrices that are not quantised, as for `PackedFormat`.
         make_backend: called like `CPUBackend` after the weights are loaded, so that kernels can be imported meanwhile.
 
     Raises:
-        ConfigError: as `PackedFormat` and `Int8Format`.
+        ConfigError: as `PackedFormat`, `Int8Format` and `StoredFormat`.
         ModelError: also as `CPUBackend`.
     """
-    weight_format = Int8Format(dtype) if quantization == "int8" else PackedFormat(dtype)
-    _, weights, ropes = _load(source, weight_format, max_model_length, progress)
+    weight_format = _FORMATS[quantization](dtype, linear)
+    _, weights, ropes = _load(source, weight_format, max_model_length, progress, group)
     if make_backend is None:
         from fastgen.model.layers.cpu_backend import CPUBackend
 
         make_backend = CPUBackend
-    backend = make_backend(source.architecture, ropes, dtype, weight_format.pads_rows)
-    return Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype)
+    backend = make_backend(weights.architecture, ropes, dtype, weight_format.pads_rows)
+    return Decoder(weights, backend, device=torch.device("cpu"), dtype=dtype, group=group)
 
 
 def load_on_torch(
@@ -69,10 +79,12 @@ def load_on_torch(
     *,
     max_model_length: int | None,
     progress: Callable[[float], None],
+    group: RankGroup = ONE_RANK,
 ) -> Decoder[ForwardInput]:
     """Load the model at `source` on `device` for torch operations."""
-    _, weights, ropes = _load(source, TorchFormat(device, dtype), max_model_length, progress)
-    return Decoder(weights, partial(TorchOperations, source.architecture, ropes, device), device=device, dtype=dtype)
+    _, weights, ropes = _load(source, TorchFormat(device, dtype), max_model_length, progress, group)
+    backend = partial(TorchOperations, weights.architecture, ropes, device)
+    return Decoder(weights, backend, device=device, dtype=dtype, group=group)
 
 
 def load_on_gpu(
@@ -88,7 +100,7 @@ def load_on_gpu(
 
     `cache_dtype` is torch.float8_e4m3fn or `dtype`; None for `dtype`.
     """
-    checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress)
+    checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress, ONE_RANK)
     longest = max_model_length or source.architecture.default_length
     scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None
     if cache_dtype == torch.float8_e4m3fn and scales is None:
@@ -105,10 +117,20 @@ def _load(
     weight_format: WeightFormat,
     max_model_length: int | None,
     progress: Callable[[float], None],
+    group: RankGroup,
 ) -> tuple[Checkpoint, DecoderWeights, tuple[Rope, ...]]:
-    checkpoint = open_checkpoint(source)
-    weights = DecoderWeights.load(source.architecture, checkpoint, weight_format, progress)
-    return checkpoint, weights, make_ropes(source.architecture, max_model_length, checkpoint.rope_factors)
+    """Load the rank's part of a model."""
+    checkpoint, whole = open_checkpoint(source), source.architecture
+    partition = Partition.of(whole, checkpoint, group.rank, group.size, weight_format.block)
+    own = partition.checkpoint(checkpoint, whole)
+    weights = DecoderWeights.load(partition.architecture(whole), own, weight_format, progress, partition)
+    if group.size > 1:
+        weights = replace(
+            weights,
+            embedding=DividedTable(weights.embedding, partition.share(whole.vocab_size), group),
+            head=DividedHead(weights.head, partition.widths(whole.vocab_size), group),
+        )
+    return checkpoint, weights, make_ropes(whole, max_model_length, checkpoint.rope_factors)
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
@@ -120,7 +142,7 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     """
     if source.gguf is not None:
         return open_gguf(source.gguf, source.architecture)
-    return open_safetensors(source.path, source.architecture)
+    return open_safetensors(source.path, source.architecture, source.other_parts, source.quantization)
 
 
 def make_ropes(

@@ -89,13 +89,14 @@ class DtypeChoice:
 def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -> DtypeChoice:
     """Return the configured dtype; auto is bfloat16 on processors that multiply it, otherwise float32.
 
-    With `quantization`, the product weight-only computes in float32 on all processors.
+    With `quantization`, the product weight-only computes in float32 on all processors. Without a model, its `auto` is
+    none (`weight_storage`).
 
     Raises:
         ConfigError: if quantization is combined with a dtype that its product lacks, or as `int8_choice`.
     """
     processor = processor or this_processor()
-    if config.quantization != "none":
+    if config.quantization not in ("auto", "none"):
         product = int8_choice(processor).product
         if product == "weight-only":
             if config.dtype not in ("auto", "float32"):
@@ -115,17 +116,24 @@ def choose_cpu_dtype(config: EngineConfig, processor: Processor | None = None) -
     return DtypeChoice("bfloat16", f"the processor has {found}")
 
 
-def linear_choice(dtype: str = "float32", environment: Mapping[str, str] = os.environ) -> str:
-    """Return the product to use with a dtype, one of `LINEAR_CHOICES`.
+def linear_choice(
+    dtype: str = "float32", environment: Mapping[str, str] = os.environ, *, deterministic: bool = False
+) -> str:
+    """Return the product to use with matrices that are not quantised, one of `LINEAR_CHOICES`.
+
+    Args:
+        dtype: of the matrices: float32 or bfloat16.
+        environment: may name a product.
+        deterministic: whether a row's result must not depend on other rows: only tiled guarantees that.
 
     Raises:
-        ConfigError: if the environment names an unknown product, or one that the dtype lacks.
+        ConfigError: if the environment names an unknown product, or one that is not deterministic but must be.
     """
-    choice = environment.get(LINEAR_VARIABLE) or DEFAULT_LINEAR[dtype]
+    choice = environment.get(LINEAR_VARIABLE) or ("tiled" if deterministic else DEFAULT_LINEAR[dtype])
     if choice not in LINEAR_CHOICES:
         raise ConfigError(f"{LINEAR_VARIABLE}={choice}: choose one of {', '.join(LINEAR_CHOICES)}")
-    if choice == "tiled" and dtype != "float32":
-        raise ConfigError(f"{LINEAR_VARIABLE}=tiled computes in float32: choose onednn or plain, or --dtype float32")
+    if deterministic and choice != "tiled":
+        raise ConfigError(f"{LINEAR_VARIABLE}={choice} is not available with --deterministic: remove one of them")
     return choice
 
 
@@ -162,7 +170,13 @@ def int8_choice(processor: Processor | None = None, environment: Mapping[str, st
     return Int8Choice("weight-only", f"the processor has no {_VNNI}")
 
 
-def describe_processor(dtype: str = "float32", quantization: str = "none") -> str:
+def describe_processor(dtype: str = "float32", quantization: str = "none", *, deterministic: bool = False) -> str:
     """Return the processor, its instruction sets and the selected product, for the log."""
-    product = f"{dtype} product {linear_choice(dtype)}" if quantization == "none" else str(int8_choice())
+    match quantization:
+        case "none":
+            product = f"{dtype} product {linear_choice(dtype, deterministic=deterministic)}"
+        case "stored":
+            product = f"products with stored blocks of up to six bits, which quantise activations; {int8_choice()}"
+        case _:
+            product = str(int8_choice())
     return f"processor {this_processor()}; {product}, kernels with {WIDTH * 32}-bit vectors"

@@ -14,13 +14,16 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.core.blocks.state_pool import NO_STATE
 from fastgen.core.sequence import UNKNOWN, RowParameters, Sequence
 from fastgen.core.step_plan import StepPlan
 
 IntArray = npt.NDArray[np.int32]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+_NONE = np.zeros(0, np.int32)
 _NO_SWAPS = np.zeros((0, 2), np.int32)
+_NO_SAVES = np.zeros((0, 3), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class StepInput:
         scored_tokens: [P], indices of tokens after which the logprob of another token is requested.
         scored_targets: [P], that other token: the next one of the prompt, or one of `Pooling.token_ids`.
         scored_top: [P], number of most likely tokens to report beside it.
+        state_slots: [S], slot of each sequence's recurrent states after this step; empty for a model without them.
+        state_sources: [S], slot of its states before this step, or -1 if it has no computed tokens.
+        state_saves: [n, 3], further slots to copy states to: index of the sequence, number of its tokens in this step
+            before them, slot. No slot is written twice, nor written and read by another sequence.
         pooled: [G], sequences whose hidden states are pooled, as indices of `rows`.
         pooled_starts: [G + 1], index of each one's first token in `pooled_tokens`, then Q.
         pooled_tokens: [Q], indices of the tokens whose hidden states are added up.
@@ -60,6 +67,9 @@ class StepInput:
     seq_lens: IntArray
     token_ids: IntArray
     slot_mapping: IntArray
+    state_slots: IntArray
+    state_sources: IntArray
+    state_saves: IntArray
     sampled: IntArray
     masked: IntArray
     scored_tokens: IntArray
@@ -124,6 +134,7 @@ class StepInputBuilder:
         sampled = _indices(np.frombuffer(bytes(plan.samples), np.bool_))
         scored_tokens, scored_targets, scored_top = _scored(plan, query_starts)
         pooled, pooled_starts, pooled_tokens = _pooled(plan, query_starts)
+        state_slots, state_sources, state_saves = _states(plan)
         return StepInput(
             swap_out=_array(plan.swap_out).reshape(-1, 2) if plan.swap_out else _NO_SWAPS,
             swap_in=_array(plan.swap_in).reshape(-1, 2) if plan.swap_in else _NO_SWAPS,
@@ -134,6 +145,9 @@ class StepInputBuilder:
             seq_lens=ends,
             token_ids=_token_ids(plan, query_starts),
             slot_mapping=self._slots(rows, starts, counts, query_starts),
+            state_slots=state_slots,
+            state_sources=state_sources,
+            state_saves=state_saves,
             sampled=sampled,
             masked=_indices(self._constrained[rows[sampled]]),
             scored_tokens=scored_tokens,
@@ -245,6 +259,25 @@ def _scored(plan: StepPlan, query_starts: IntArray) -> tuple[IntArray, IntArray,
             targets += pooling.token_ids
             top += [0] * len(pooling.token_ids)
     return _array(tokens), _array(targets), _array(top)
+
+
+def _states(plan: StepPlan) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the slots of recurrent states, their sources and the copies to make; see `StepInput`."""
+    if not plan.sequences or plan.sequences[0].state_slot is None:
+        return _NONE, _NONE, _NO_SAVES
+    slots = [sequence.state_slot for sequence in plan.sequences]
+    sources = [
+        plan.state_sources.get(sequence, slot) if start else NO_STATE
+        for sequence, slot, start in zip(plan.sequences, slots, plan.starts, strict=True)
+    ]
+    if not plan.state_saves:
+        return _column(slots), _column(sources), _NO_SAVES
+    index = {sequence: number for number, sequence in enumerate(plan.sequences)}
+    saves = [
+        (index[save.sequence], save.num_tokens - plan.starts[index[save.sequence]], save.slot)
+        for save in plan.state_saves
+    ]
+    return _column(slots), _column(sources), _array(saves)
 
 
 def _pooled(plan: StepPlan, query_starts: IntArray) -> tuple[IntArray, IntArray, IntArray]:

@@ -169,6 +169,8 @@ def run_first_steps(
     longest = longest_allowed(model.architecture, config)
     cache = KVCache(model.kv_shape, 1, config.block_size, device=model.device, dtype=model.cache_dtype)
     runner = make_runner(model, cache, config, longest)
+    # Calibration has not found the token budget yet: graphs of the largest one take most.
+    runner.prepare_for(config, lambda _fraction: None)
     steps, mask = first_steps(model.architecture, config), all_allowed(model.architecture)
     for number, step in enumerate(steps):
         progress(number / len(steps))
@@ -231,5 +233,4 @@ def _longest_context_bytes(model: Model[Any], config: EngineConfig) -> int:
     It holds two copies of the context's KV, and scores.
     """
     longest = config.max_model_length or model.architecture.default_length
-    one_layer = model.kv_shape.block_bytes(1) // model.kv_shape.num_layers
-    return 2 * longest * one_layer + 5 * MAX_SCRATCH_ELEMENTS
+    return 2 * longest * model.kv_shape.layer_bytes + 5 * MAX_SCRATCH_ELEMENTS

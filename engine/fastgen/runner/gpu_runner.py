@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,14 @@ from fastgen.model import first_line
 from fastgen.model.device_errors import is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
 from fastgen.model.step_input import StepInput
-from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs
+from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs, token_counts
 from fastgen.runner.interface import Mask
 from fastgen.runner.pooling import pool, sums_by_sequence
 from fastgen.runner.runner import BaseRunner, Model
 from fastgen.sampling.device_sampler import DeviceSampler
 from fastgen.sampling.host_sampler import row_slices
 from fastgen.sampling.logprobs import unpack_logprobs
+from fastgen.settings import EngineConfig
 
 log = logging.getLogger("fastgen.model")
 
@@ -50,31 +51,32 @@ class GPURunner(BaseRunner[DeviceInput]):
         self._sampler = DeviceSampler(self.vocab_size, max_rows, model.device, self.eos_token_ids)
         self._rows = DeviceRows(max_rows, -(-max_model_length // cache.block_size), self._sampler.last_tokens)
         self._last_step: StepInput | None = None
+        self._graph_capture: GraphCapture | None = None
 
     @torch.inference_mode()
-    def capture_graphs(self, token_counts: Sequence[int], capture: GraphCapture) -> None:
-        """Capture graphs of forward passes for up to each of `token_counts` tokens, ascending, and graphs of sampling.
+    def capture_graphs(
+        self,
+        token_counts: Sequence[int],
+        capture: GraphCapture,
+        progress: Callable[[float], None] = lambda _fraction: None,
+    ) -> None:
+        """Have graphs of forward passes for up to each of `token_counts` tokens, ascending, and graphs of sampling.
 
+        Those that exist are kept, or dropped if they have another count. The first call has the largest count of all.
         If memory runs out or CUDA cannot capture a pass, there are no graphs, and steps run without them.
         """
-        model, cache = self._model, self._cache
         layouts = [InputLayout.padded(count, self._rows.max_rows, self.block_size) for count in token_counts]
-        size = layouts[-1].num_logit_rows, self.architecture.hidden_size
+        self._graph_capture = capture
         try:
-            hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
-            self.graphs = StepGraphs(
-                layouts,
-                self._rows,
-                lambda step: model.forward(step, cache),
-                hidden,
-                self._sample_without_lists,
-                capture,
-            )
+            if self.graphs is None:
+                self.graphs = self._new_graphs(layouts[-1])
+            self.graphs.capture(layouts, capture, progress)
             return
         except Exception as error:
             if not (is_out_of_memory(error) or is_capture_failure(error)):
                 raise
             reason = first_line(error)
+        self.graphs = None
         log.warning(
             "no CUDA graphs of up to %d tokens: %s; steps run without graphs; give --cuda-graphs fewer or smaller "
             "token counts, or off",
@@ -82,6 +84,27 @@ class GPURunner(BaseRunner[DeviceInput]):
             reason,
         )
         release_cached_memory()
+
+    def prepare_for(self, config: EngineConfig, progress: Callable[[float], None]) -> None:
+        """Capture the graphs of steps of up to the token budget that are still missing, and drop larger ones."""
+        counts = token_counts(config)
+        if self.graphs is None or self._graph_capture is None or counts in ((), self.graphs.token_counts):
+            return
+        self.capture_graphs(counts, self._graph_capture, progress)
+        if self.graphs is not None:
+            log.info("%s", self.graphs)
+
+    def _new_graphs(self, largest: InputLayout) -> StepGraphs:
+        # The graphs must not refer to the runner: no garbage is collected while the engine starts, and a cycle would
+        # keep the memory of a runner that only measures.
+        model, cache, sampler = self._model, self._cache, self._sampler
+
+        def sample(hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return sampler.sample_without_lists(model.head(hidden), rows, positions)
+
+        size = largest.num_logit_rows, self.architecture.hidden_size
+        hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
+        return StepGraphs(largest, self._rows, lambda step: model.forward(step, cache), hidden, sample)
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> GPUTicket:
@@ -132,10 +155,6 @@ class GPURunner(BaseRunner[DeviceInput]):
         """
         rows = step.rows[step.sampled]
         return bool(len(step.masked) or (self._num_top[rows] >= 0).any() or self._sampler.has_lists[rows].any())
-
-    def _sample_without_lists(self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return tokens [n] for hidden states [n, hidden]: this is captured."""
-        return self._sampler.sample_without_lists(self._model.head(hidden), rows, positions)
 
     def _sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> tuple[torch.Tensor, list[Logprobs]]:
         """Enqueue the head, the sampler and the logprobs, kernel by kernel. Return the tokens [N] and the logprobs."""

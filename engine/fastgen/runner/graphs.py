@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from fastgen.core.budget_tuning import measured_sizes
 from fastgen.core.step_output import EagerReason
 from fastgen.core.step_plan import StepPlan
 from fastgen.kernels.gpu.transfers import upload_into
@@ -75,6 +76,27 @@ class CUDAGraphCapture:
         return total - free
 
 
+class ReportedCapture:
+    """Captures a number of graphs, and calls `progress` with the fraction that is done before each."""
+
+    def __init__(self, capture: GraphCapture, count: int, progress: Callable[[float], None]) -> None:
+        self._capture = capture
+        self._count = count
+        self._progress = progress
+        self._done = 0
+
+    def capture(self, run: Callable[[], None]) -> Graph:
+        """Return the launches of `run` as a graph."""
+        self._progress(self._done / self._count)
+        graph = self._capture.capture(run)
+        self._done += 1
+        return graph
+
+    def used_bytes(self) -> int:
+        """Return the memory in use on the device."""
+        return self._capture.used_bytes()
+
+
 def token_counts(config: EngineConfig) -> tuple[int, ...]:
     """Return the token counts to capture, ascending; none if graphs are off or the device is a CPU.
 
@@ -92,6 +114,15 @@ def token_counts(config: EngineConfig) -> tuple[int, ...]:
         power = 1 << (count.bit_length() - 1)
         count += min(max(power // 4, 1), _TILE_ROWS)
     return (*counts, most)
+
+
+def first_token_counts(config: EngineConfig) -> tuple[int, ...]:
+    """Return the token counts to capture before calibration: all, or those that it needs to find the token budget."""
+    counts = token_counts(config)
+    if not counts or config.budget != "auto" or config.cuda_graphs != "auto":
+        return counts
+    sizes = [size for size in measured_sizes(config.most_tokens) if size <= counts[-1]]
+    return tuple(sorted({*(counts[bisect_left(counts, size)] for size in sizes), counts[-1]}))
 
 
 def row_counts(token_counts: Sequence[int], max_rows: int) -> tuple[int, ...]:
@@ -123,26 +154,33 @@ class SamplingGraphs:
     """Graphs of the head and the sampler, for a ladder of numbers of rows.
 
     Args:
-        counts: numbers of rows, ascending.
         buffers: hidden states [R, hidden], and rows and positions [R or more] of the tokens to sample; -1 for padding.
         sample: the head and the sampler: returns tokens [n] int32 for hidden states, rows and positions of n.
-        capture: captures graphs.
+
+    Attributes:
+        counts: the numbers of rows that have graphs, ascending.
     """
 
-    def __init__(self, counts: Sequence[int], buffers: ForwardPass, sample: Sample, capture: GraphCapture) -> None:
-        self._counts = counts
+    def __init__(self, buffers: ForwardPass, sample: Sample) -> None:
+        self.counts: Sequence[int] = ()
+        self._graphs: Sequence[Graph] = ()
         self._buffers = buffers
         self._sample = sample
-        self._tokens = torch.zeros(counts[-1], dtype=torch.int32, device=buffers.hidden.device)
-        self._graphs = [capture.capture(partial(self._run, count)) for count in reversed(counts)][::-1]
+        self._tokens = torch.zeros(len(buffers.hidden), dtype=torch.int32, device=buffers.hidden.device)
+
+    def capture(self, counts: Sequence[int], capture: GraphCapture) -> None:
+        """Have graphs of these numbers of rows, ascending, and no others. Those that exist are kept."""
+        existing = dict(zip(self.counts, self._graphs, strict=True))
+        graphs = [existing.get(count) or capture.capture(partial(self._run, count)) for count in reversed(counts)]
+        self.counts, self._graphs = counts, graphs[::-1]
 
     def __str__(self) -> str:
         """Describe the graphs for the log."""
-        return f"{len(self._graphs)} of {self._counts[0]} to {self._counts[-1]} sampled rows"
+        return f"{len(self._graphs)} of {self.counts[0]} to {self.counts[-1]} sampled rows"
 
     def replay(self, num_rows: int) -> torch.Tensor:
         """Enqueue the graph of at least `num_rows` rows. Return their tokens, which are valid until the next replay."""
-        self._graphs[bisect_left(self._counts, num_rows)].replay()
+        self._graphs[bisect_left(self.counts, num_rows)].replay()
         return self._tokens[:num_rows]
 
     def _run(self, count: int) -> None:
@@ -159,12 +197,11 @@ class StepGraphs:
     They share buffers: a step's output is valid until the next step is enqueued.
 
     Args:
-        layouts: of the steps to capture, ascending by tokens.
+        largest: layout of the largest step that is ever captured.
         rows: the block tables.
         forward: the model's forward pass over the cache.
-        hidden: [R, hidden], buffer for the output, with the logit rows of the last layout.
+        hidden: [R, hidden], buffer for the output, with the logit rows of that layout.
         sample: the head and the sampler, see `SamplingGraphs`.
-        capture: captures graphs.
 
     Attributes:
         sampling: the graphs of the head and the sampler, for the buffers.
@@ -174,33 +211,50 @@ class StepGraphs:
 
     def __init__(
         self,
-        layouts: Sequence[InputLayout],
+        largest: InputLayout,
         rows: DeviceRows,
         forward: Callable[[DeviceInput], torch.Tensor],
         hidden: torch.Tensor,
         sample: Sample,
-        capture: GraphCapture,
     ) -> None:
-        started, before = time.perf_counter(), capture.used_bytes()
-        self._layouts = layouts
+        self._layouts: Sequence[InputLayout] = ()
+        self._graphs: Sequence[Graph] = ()
         self._rows = rows
         self._forward = forward
         self._hidden = hidden
-        self._packed = torch.zeros(layouts[-1].num_elements, dtype=torch.int32, device=hidden.device)
+        self._packed = torch.zeros(largest.num_elements, dtype=torch.int32, device=hidden.device)
+        sampled_rows, sampled_positions = (
+            largest.part(self._packed, name) for name in ("sampled_rows", "sampled_positions")
+        )
+        self.sampling = SamplingGraphs(ForwardPass(hidden, sampled_rows, sampled_positions), sample)
+        self.num_bytes = 0
+        self.seconds = 0.0
+
+    @property
+    def token_counts(self) -> tuple[int, ...]:
+        """The token counts that have graphs, ascending."""
+        return tuple(layout.num_tokens for layout in self._layouts)
+
+    def capture(self, layouts: Sequence[InputLayout], capture: GraphCapture, progress: Callable[[float], None]) -> None:
+        """Have graphs of these layouts, ascending by tokens, and no others. Those that exist are kept.
+
+        `progress` is called with the fraction that is captured, 0 to 1.
+        """
+        started, before = time.perf_counter(), capture.used_bytes()
+        existing = dict(zip(self.token_counts, self._graphs, strict=True))
+        counts = row_counts([layout.num_tokens for layout in layouts], self._rows.max_rows)
+        missing = {layout.num_tokens for layout in layouts} - existing.keys(), set(counts) - set(self.sampling.counts)
+        reported = ReportedCapture(capture, sum(map(len, missing)), progress)
         no_sequences = StepInputBuilder(block_size=1).build(StepPlan(()))
         graphs = []
         # From the largest, whose memory the others reuse.
         for layout in reversed(layouts):
             self._fill(no_sequences, layout)
-            graphs.append(capture.capture(partial(self._run, layout)))
-        self._graphs = graphs[::-1]
-        sampled_rows, sampled_positions = (
-            layouts[-1].part(self._packed, name) for name in ("sampled_rows", "sampled_positions")
-        )
-        counts = row_counts([layout.num_tokens for layout in layouts], rows.max_rows)
-        self.sampling = SamplingGraphs(counts, ForwardPass(hidden, sampled_rows, sampled_positions), sample, capture)
-        self.num_bytes = capture.used_bytes() - before
-        self.seconds = time.perf_counter() - started
+            graphs.append(existing.get(layout.num_tokens) or reported.capture(partial(self._run, layout)))
+        self._layouts, self._graphs = layouts, graphs[::-1]
+        self.sampling.capture(counts, reported)
+        self.num_bytes += capture.used_bytes() - before
+        self.seconds += time.perf_counter() - started
 
     def __str__(self) -> str:
         """Describe the graphs in one line for the log."""

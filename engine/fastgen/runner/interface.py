@@ -51,6 +51,7 @@ class Runner(Protocol):
         eos_token_ids: tokens that end a generation.
         num_blocks, block_size: of the KV cache; the size is in token slots.
         num_host_blocks: blocks of the host buffer for swapped sequences; 0 without one.
+        num_state_slots: slots for the recurrent states of sequences; 0 for a model without them.
         seconds_per_block: seconds to copy a block between cache and host buffer, one way; 0 without one.
         max_model_length: longest prompt plus generation of one request; it fits in the KV cache.
     """
@@ -61,6 +62,7 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
     num_host_blocks: int
+    num_state_slots: int
     seconds_per_block: float
     max_model_length: int
 

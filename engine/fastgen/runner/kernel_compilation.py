@@ -20,10 +20,10 @@ from triton import AsyncCompileMode
 from triton.runtime.jit import KernelInterface, MockTensor
 
 from fastgen.kernels.cpu.environment import usable_cpus
-from fastgen.kernels.gpu.operators import launch_function
+from fastgen.kernels.gpu.operators import has_kernels, launch_function
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
-from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable, Part, Readable
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
@@ -120,7 +120,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.overloadpacket.__name__, dict(kwargs or {})
-        if func.namespace == "fastgen":
+        if func.namespace == "fastgen" and has_kernels(name):
             with _launching(self.launches):
                 return launch_function(name)(*args, **options)
         if name == "is_pinned":
@@ -188,7 +188,7 @@ class _NoReader(WeightReader):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, _no_copier)
 
-    def read(self, parts: Sequence[StoredTensor], dtype: torch.dtype) -> torch.Tensor:
+    def read(self, parts: Sequence[Readable], dtype: torch.dtype) -> torch.Tensor:
         """Return a fake matrix."""
         rows = sum(part.shape[0] for part in parts)
         return torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=self._device)
@@ -204,6 +204,13 @@ class _Unread:
 
     shape: tuple[int, ...]
 
+    @property
+    def block(self) -> int:
+        return 1
+
+    def part(self, part: Part) -> _Unread:
+        return _Unread(part.shape(self.shape))
+
     def values(self) -> torch.Tensor:
         return self.float32()
 
@@ -212,6 +219,9 @@ class _Unread:
 
     def int8(self) -> Int8Blocks:
         raise NotImplementedError
+
+    def blocks(self) -> None:
+        return None
 
     def table(self) -> EmbeddingTable:
         raise NotImplementedError

@@ -19,11 +19,15 @@ from fastgen.kv_cache.sizing import (
     host_cache_memory,
     plan_host_blocks,
     plan_kv_blocks,
+    plan_state_slots,
     resolve_max_model_length,
     working_memory_bytes,
 )
-from fastgen.model.processor import choose_cpu_dtype, describe_processor, int8_choice, this_processor
+from fastgen.model.layers.rank_group import ONE_RANK, RankGroup
+from fastgen.model.processor import choose_cpu_dtype, describe_processor, int8_choice, linear_choice, this_processor
 from fastgen.model.source import ModelSource
+from fastgen.model.weight_storage import describe_storage, with_storage
+from fastgen.runner.memory_check import check_gpu_memory
 from fastgen.settings import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from fastgen.model.layers.cpu_backend import CPUBackend
     from fastgen.model.layers.rope import Rope
     from fastgen.runner.gpu_runner import GPURunner
-    from fastgen.runner.graphs import Graph, GraphCapture
     from fastgen.runner.runner import Model, ModelRunner
 
 log = logging.getLogger("fastgen.model")
@@ -52,24 +55,50 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgr
         ModelError: if the model cannot be served, or its weights cannot be used.
         ConfigError: if the device is not available, or a setting does not suit the model, the device or the memory.
     """
+    if source.native is not None:
+        check_recurrent_states(source.architecture, config)
     progress("starting", 0.0)
     environment.prepare()
-    if source.native is not None and config.device == "cpu" and config.dtype != "float16":
-        return with_cache(_load_on_cpu(source, config, progress), config, host_runner)
     if source.native is not None and config.device == "cuda" and has_gpu_operators(source.architecture):
         make_runner = partial(gpu_runner, progress=progress)
         return with_cache(_load_on_gpu(source, config, progress), config, make_runner, progress)
-    return with_cache(_load_on_torch(source, config, progress), config, host_runner, progress)
+    return load_host_runner(source, config, progress, ONE_RANK, host_runner)
 
 
-def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
+def load_host_runner(
+    source: ModelSource,
+    config: EngineConfig,
+    progress: ReportProgress,
+    group: RankGroup,
+    make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner],
+) -> AnyRunner:
+    """Load the model, or a rank's part of it, for a runner that prepares its input on the host.
+
+    Call `environment.prepare` before.
+    """
+    if source.native is not None:
+        check_attention_chunks(source.architecture, config.block_size)
+    config = with_storage(config, source)
+    if source.native is not None and config.device == "cpu" and config.dtype != "float16":
+        return with_cache(_load_on_cpu(source, config, progress, group), config, make_runner, progress, group)
+    return with_cache(_load_on_torch(source, config, progress, group), config, make_runner, progress, group)
+
+
+def _load_on_cpu(
+    source: ModelSource, config: EngineConfig, progress: ReportProgress, group: RankGroup
+) -> Model[ForwardInput]:
     """Load a native model for the CPU kernels, which are compiled and imported meanwhile."""
     choice = choose_cpu_dtype(config)
-    log.info("%s; %s", describe_processor(choice.dtype, config.quantization), choice)
+    deterministic = config.deterministic
+    log.info("%s; %s", describe_processor(choice.dtype, config.quantization, deterministic=deterministic), choice)
+    if source.gguf is not None:
+        stored = describe_storage(source.gguf, config.quantization, choice.dtype)
+        if stored is not None:
+            log.info("%s", stored)
     compiling = build.start(_modules(choice.dtype, config.quantization))
     import torch
 
-    torch.set_num_threads(_num_threads())
+    torch.set_num_threads(_num_threads(group))
     from fastgen.model.native import load_on_cpu
 
     with ThreadPoolExecutor(1, "kernels") as pool:
@@ -79,34 +108,44 @@ def _load_on_cpu(source: ModelSource, config: EngineConfig, progress: ReportProg
             architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype, pads_rows: bool
         ) -> CPUBackend:
             progress("compiling kernels", 0.0)
-            backend = importing.result()(architecture, ropes, dtype, pads_rows)
+            backend = importing.result()(architecture, ropes, dtype, pads_rows, deterministic)
             progress("compiling kernels", 1.0)
             return backend
 
-        return load_on_cpu(
+        model = load_on_cpu(
             source,
             dtype=getattr(torch, choice.dtype),
             quantization=config.quantization,
+            linear=linear_choice(choice.dtype, deterministic=deterministic),
             max_model_length=config.max_model_length,
+            group=group,
             make_backend=make_backend,
             progress=partial(progress, "loading weights"),
         )
+    if group.size > 1:
+        import numba
+
+        most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        numba.set_num_threads(min(_num_threads(group), most))
+    return model
 
 
-def _num_threads() -> int:
-    """Return OpenMP's number of threads.
+def _num_threads(group: RankGroup) -> int:
+    """Return OpenMP's number of threads, divided among the ranks.
 
     torch is told, because a program may have imported it before `environment.prepare` chose the number.
     """
-    return int(os.environ["OMP_NUM_THREADS"].partition(",")[0])
+    return max(1, int(os.environ["OMP_NUM_THREADS"].partition(",")[0]) // group.size)
 
 
 def _modules(dtype: str, quantization: str) -> tuple[str, ...]:
     """Return the modules of the kernels that a model needs."""
     modules = build.BFLOAT16 if dtype == "bfloat16" else build.ALWAYS
-    if quantization != "int8":
-        return modules
-    return (*modules, *build.VNNI) if int8_choice().product == "vnni" else (*modules, *build.INT8)
+    linear = build.LINEAR_BFLOAT16 if dtype == "bfloat16" else ()
+    int8 = build.VNNI if int8_choice().product == "vnni" else build.INT8
+    # What is stored may be of any form.
+    further = {"none": (), "int8": int8, "stored": (*build.PACKED, *int8)}
+    return (*modules, *linear, *further[quantization])
 
 
 def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBackend]:
@@ -131,6 +170,15 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
     device, dtype = choose_device(config), choose_dtype(config)
     log.info("GPU %s; Triton kernels, enqueued one step ahead of the host", torch.cuda.get_device_name(device))
     cache_dtype = choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device))
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    check_gpu_memory(
+        source,
+        config,
+        element_bytes=dtype.itemsize,
+        kv_bytes=cache_dtype.itemsize,
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+    )
     launches = partial(first_launches, source.architecture, device, dtype, cache_dtype, config)
     compilation = KernelCompilation(launches)
     model = load_on_gpu(
@@ -145,7 +193,9 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
     return model
 
 
-def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[ForwardInput]:
+def _load_on_torch(
+    source: ModelSource, config: EngineConfig, progress: ReportProgress, group: RankGroup
+) -> Model[ForwardInput]:
     """Load a model for torch operations: native models by our code, others by transformers' code."""
     if config.kv_cache_dtype != "auto":
         raise ConfigError(
@@ -154,18 +204,21 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
         )
     import torch
 
-    torch.set_num_threads(_num_threads())
+    torch.set_num_threads(_num_threads(group))
     from fastgen.runner.device import choose_device, choose_dtype
 
     device, dtype = choose_device(config), choose_dtype(config)
     reason = choose_cpu_dtype(config) if config.device == "cpu" else f"dtype {dtype}"
-    log.info("processor %s; products by torch; %s", this_processor(), reason)
+    name = f"processor {this_processor()}" if config.device == "cpu" else f"GPU {torch.cuda.get_device_name(device)}"
+    log.info("%s; products by torch; %s", name, reason)
 
     on_weights = partial(progress, "loading weights")
     if source.native is not None:
         from fastgen.model.native import load_on_torch
 
-        return load_on_torch(source, device, dtype, max_model_length=config.max_model_length, progress=on_weights)
+        return load_on_torch(
+            source, device, dtype, max_model_length=config.max_model_length, progress=on_weights, group=group
+        )
     if config.quantization != "none":
         raise ConfigError(
             f"--quantization {config.quantization} is not available for models run by transformers: remove it"
@@ -176,7 +229,7 @@ def _load_on_torch(source: ModelSource, config: EngineConfig, progress: ReportPr
 
 
 def has_gpu_operators(architecture: ModelArchitecture) -> bool:
-    """Return whether the GPU's operators take the model's sizes of heads and hidden states, and its experts.
+    """Return whether the GPU's operators take the model's sizes of heads and hidden states, its experts and attention.
 
     torch operations run larger models.
     """
@@ -186,10 +239,47 @@ def has_gpu_operators(architecture: ModelArchitecture) -> bool:
 
     experts = [layer.experts for layer in architecture.layers if layer.experts is not None]
     return (
-        architecture.head_dim <= MAX_HEAD_DIM
-        and architecture.hidden_size <= MAX_HIDDEN
+        architecture.delta is None
+        and not architecture.gated_attention
+        and not architecture.value_norm
+        and all(layer.chunk is None for layer in architecture.layers)
+        and not any(each.scales_inputs for each in experts)
+        and architecture.head_dim <= MAX_HEAD_DIM
+        and max(architecture.hidden_size, architecture.widest_norm) <= MAX_HIDDEN
         and all(each.count <= MAX_EXPERTS and each.top_k <= MAX_TOP_K for each in experts)
     )
+
+
+def check_recurrent_states(architecture: ModelArchitecture, config: EngineConfig) -> None:
+    """Check the settings of a model with recurrent states.
+
+    Raises:
+        ConfigError: naming the setting that is not available with them.
+    """
+    if architecture.delta is None:
+        return
+    name = f"{architecture.name} models, whose linear attention has recurrent states"
+    if config.device != "cpu":
+        raise ConfigError(f"--device {config.device}: not available for {name}: use --device cpu")
+    if config.swap_space:
+        raise ConfigError(
+            f"--swap-space: not available for {name}: remove it; preempted requests continue from a snapshot or are "
+            "recomputed"
+        )
+
+
+def check_attention_chunks(architecture: ModelArchitecture, block_size: int) -> None:
+    """Check that chunks of attention are whole KV blocks.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    for size in sorted({layer.chunk for layer in architecture.layers if layer.chunk is not None}):
+        if size % block_size:
+            raise ConfigError(
+                f"--block-size {block_size}: {architecture.name} models attend in chunks of {size} tokens, which must "
+                f"be whole blocks: use {size & -size} or less"
+            )
 
 
 def host_runner(
@@ -205,27 +295,6 @@ def _ignore(_stage: str, _fraction: float) -> None:
     """Report no progress."""
 
 
-class _ReportedCapture:
-    """Reports the progress of capturing a number of graphs; implements `fastgen.runner.graphs.GraphCapture`."""
-
-    def __init__(self, capture: GraphCapture, count: int, progress: ReportProgress) -> None:
-        self._capture = capture
-        self._count = count
-        self._progress = progress
-        self._done = 0
-
-    def capture(self, run: Callable[[], None]) -> Graph:
-        """Return the launches of `run` as a graph."""
-        self._progress("capturing graphs", self._done / self._count)
-        graph = self._capture.capture(run)
-        self._done += 1
-        return graph
-
-    def used_bytes(self) -> int:
-        """Return the memory in use on the device."""
-        return self._capture.used_bytes()
-
-
 def gpu_runner(
     model: Model[DeviceInput],
     cache: KVCache,
@@ -233,15 +302,14 @@ def gpu_runner(
     max_model_length: int,
     progress: ReportProgress = _ignore,
 ) -> GPURunner:
-    """Return a runner that keeps the state of its rows on the device, with its CUDA graphs."""
-    from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner
-    from fastgen.runner.graphs import CUDAGraphCapture, row_counts, token_counts
+    """Return a runner that keeps the state of its rows on the device, with its first CUDA graphs."""
+    from fastgen.runner.gpu_runner import GPURunner
+    from fastgen.runner.graphs import CUDAGraphCapture, first_token_counts
 
     runner = GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
-    counts = token_counts(config)
+    counts = first_token_counts(config)
     if counts:
-        num_graphs = len(counts) + len(row_counts(counts, config.sequence_limit + SPARE_ROWS))
-        runner.capture_graphs(counts, _ReportedCapture(CUDAGraphCapture(model.device), num_graphs, progress))
+        runner.capture_graphs(counts, CUDAGraphCapture(model.device), partial(progress, "capturing graphs"))
     return runner
 
 
@@ -250,8 +318,11 @@ def with_cache(
     config: EngineConfig,
     make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner],
     progress: ReportProgress = _ignore,
+    group: RankGroup = ONE_RANK,
 ) -> AnyRunner:
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
+
+    Sizes are planned for the caches of all ranks together. All ranks allocate what fits on each of them.
 
     Raises:
         ConfigError: if a limit does not fit the model or the memory, the memory has no room for a block, or the driver
@@ -259,12 +330,13 @@ def with_cache(
     """
     from fastgen.kv_cache.tensors import KVCache
 
-    shape, kv = model.architecture, model.kv_shape
+    shape, kv = model.architecture, model.kv_shape.of_ranks(group.size)
     trim_heap()
+    group.agree(0)  # all ranks have loaded their weights, which the memory left depends on
     memory = available_memory()
     if model.device.type == "cpu":
-        free = max(0, memory.num_bytes - working_memory_bytes(config, shape, kv))
-        num_host_blocks = plan_host_blocks(config, kv, free)
+        free = max(0, memory.num_bytes - group.size * working_memory_bytes(config, shape, model.kv_shape))
+        num_host_blocks = group.agree(plan_host_blocks(config, kv, free))
         free -= num_host_blocks * kv.block_bytes(config.block_size)
         cache_memory = host_cache_memory(config, free, limited=memory.limited)
     else:
@@ -272,10 +344,17 @@ def with_cache(
 
         num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
         cache_memory = measure_gpu_cache_memory(model, config, make_runner, partial(progress, "measuring memory"))
-    num_blocks = plan_kv_blocks(config, shape, kv, cache_memory)
+    num_state_slots = group.agree(plan_state_slots(config, kv, cache_memory))
+    num_blocks = group.agree(plan_kv_blocks(config, shape, kv, cache_memory, num_state_slots))
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     cache = KVCache(
-        kv, num_blocks, config.block_size, num_host_blocks=num_host_blocks, device=model.device, dtype=model.cache_dtype
+        model.kv_shape,
+        num_blocks,
+        config.block_size,
+        num_host_blocks=num_host_blocks,
+        num_state_slots=num_state_slots,
+        device=model.device,
+        dtype=model.cache_dtype,
     )
     runner = make_runner(model, cache, config, max_model_length)
     if runner.graphs is not None:

@@ -20,7 +20,10 @@ from fastgen.sampling.host_sampler import HostSampler
 from fastgen.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastgen.runner.graphs import StepGraphs
+    from fastgen.settings import EngineConfig
 
 Input = TypeVar("Input", contravariant=True)
 
@@ -56,7 +59,7 @@ class Model(Protocol[Input]):
         """
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] to logits [R, vocabulary], of any floating type."""
+        """Map [R, hidden] to logits [R, vocabulary] in float32."""
 
 
 class BaseRunner(Generic[Input]):
@@ -77,7 +80,7 @@ class BaseRunner(Generic[Input]):
         self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
         self.num_parameters = shape.num_parameters
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
-        self.num_host_blocks = cache.num_host_blocks
+        self.num_host_blocks, self.num_state_slots = cache.num_host_blocks, cache.num_state_slots
         self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
         self.max_model_length = max_model_length
         self.device = model.device.type
@@ -85,8 +88,14 @@ class BaseRunner(Generic[Input]):
         self._model = model
         self._cache = cache
 
+    def prepare_for(self, config: EngineConfig, progress: Callable[[float], None]) -> None:
+        """Do nothing: only graphs depend on the token budget that calibration has found."""
+
     def start_prefault(self) -> None:
         """Do nothing: memory of a GPU is allocated up front."""
+
+    def check(self) -> None:
+        """Do nothing: the model runs in this process alone."""
 
 
 class ModelRunner(BaseRunner[ForwardInput]):
@@ -130,7 +139,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         num_sampled, num_logit_rows = len(step.sampled), len(step.sampled) + len(step.scored_tokens)
         rows, positions = step.rows[step.sampled], step.seq_lens[step.sampled]
         masks_by_index = dict(zip(step.masked.tolist(), masks, strict=True))
-        tokens, logprobs = self._sampler.sample(self._head(hidden[:num_sampled]), rows, positions, masks_by_index)
+        tokens, logprobs = self._sampler.sample(self._model.head(hidden[:num_sampled]), rows, positions, masks_by_index)
         self._rows.last_ids[rows] = tokens
         return StepOutput(
             tokens,
@@ -147,7 +156,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
         # A few rows at a time: the logits of a whole prompt would dominate the step's memory.
         for first in range(0, len(targets), ROWS_SAMPLED_AT_ONCE):
             some = slice(first, first + ROWS_SAMPLED_AT_ONCE)
-            logprobs = token_logprobs(self._head(hidden[some]), targets[some], top[some])
+            logprobs = token_logprobs(self._model.head(hidden[some]), targets[some], top[some])
             for sequence, entry in zip(sequences[some].tolist(), logprobs, strict=True):
                 found.setdefault(sequence, []).append(entry)
         return found
@@ -155,11 +164,7 @@ class ModelRunner(BaseRunner[ForwardInput]):
     @torch.inference_mode()
     def logits(self, step: StepInput) -> torch.Tensor:
         """Compute a step and return logits [N, vocabulary] in float32, one row for each sequence that samples."""
-        return self._head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
-
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [R, hidden] to logits [R, vocabulary] in float32: torch takes longer for most operations on 16 bits."""
-        return self._model.head(hidden).float()
+        return self._model.head(self._model.forward(self._rows.apply(step), self._cache)[: len(step.sampled)])
 
 
 @dataclass(slots=True)

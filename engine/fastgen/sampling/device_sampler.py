@@ -60,7 +60,8 @@ class DeviceSampler(SamplingSlots):
         masks: torch.Tensor | None = None,
         mask_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        logits = logits.float()  # no operation for the logits of a model
         scores = process_logits(logits, slots, positions, self.columns, lists, counts, masks, mask_rows)
-        tokens = sample_tokens(*scores, slots, positions, self.columns)
+        tokens = sample_tokens(logits, *scores, slots, positions, self.columns)
         commit_tokens(tokens, slots, positions, self.columns, lists, counts, self.last_tokens)
         return tokens

@@ -9,10 +9,13 @@ import numpy.typing as npt
 
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import RowParameters
-from fastgen.kernels.gpu.sampling.columns import FLOAT_COLUMNS, Column, IntArray
+from fastgen.kernels.gpu.sampling.columns import FLOAT_COLUMNS, PROBABILITY_COLUMNS, Column, IntArray
 
 # Below this temperature sampling is greedy, as in vLLM: the division would overflow or leave one token anyway.
 _GREEDY_BELOW = 1e-5
+# Any smaller share of the probability keeps as many tokens: the likeliest and its equals. A share that is 0 as float32
+# would keep none.
+_LEAST_SHARE = 1e-30
 
 
 def columns_of(new: RowParameters, vocab_size: int) -> IntArray:
@@ -23,6 +26,8 @@ def columns_of(new: RowParameters, vocab_size: int) -> IntArray:
     numbers[:] = [getattr(sampling, column.name.lower()) for column in Column if column < FLOAT_COLUMNS]
     if sampling.temperature < _GREEDY_BELOW:
         numbers[Column.TEMPERATURE] = 0.0
+    for share in PROBABILITY_COLUMNS:
+        numbers[share] = max(numbers[share], _LEAST_SHARE)
     columns[Column.SEED] = new.seed
     columns[Column.TOP_K] = min(sampling.top_k, vocab_size)
     columns[Column.NUM_PROMPT_TOKENS] = new.num_prompt_tokens

@@ -17,8 +17,11 @@ from fastgen.settings import ConfigError, EngineConfig, ServerConfig, default_mo
 from fastgen.text import reranker
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.guarded_encoding import GuardedEncoder
-from fastgen.text.reasoning import ReasoningFormat, reasoning_format
+from fastgen.text.reasoning.format import ReasoningFormat
+from fastgen.text.reasoning.harmony import HarmonyReasoning
+from fastgen.text.reasoning.registry import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.tools.harmony import Harmony
 from fastgen.text.tools.registry import choose_format
 
 
@@ -75,6 +78,11 @@ async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asy
         tokenizer = await asyncio.to_thread(Tokenizer.load, files.source.tokenizer)
         tool_format = choose_format(config.tool_parser, tokenizer)
         thinking = reasoning_format(config.reasoning_parser, tokenizer)
+        if isinstance(thinking, HarmonyReasoning) and not isinstance(tool_format, Harmony):
+            raise ConfigError(
+                f"--tool-parser {config.tool_parser}: calls of this model are messages of Harmony (gpt-oss), like its "
+                "reasoning; set it to auto or harmony"
+            )
         task = files.task.with_answers(tokenizer)
         ready = await engine
         longest = ready.info.max_model_length

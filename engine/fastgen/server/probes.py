@@ -104,5 +104,5 @@ async def model(name: str, request: Request) -> Response:
 
 def _card(service: Service, name: str) -> ModelCard:
     model = service.lifecycle.model()
-    length = model.engine.info.max_model_length
-    return ModelCard(name, service.created, service.names[0], length, dict(model.generation_defaults))
+    info, defaults = model.engine.info, dict(model.generation_defaults)
+    return ModelCard(name, service.created, service.names[0], info.max_model_length, info.deterministic, defaults)

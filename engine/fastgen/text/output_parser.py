@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
 import msgspec
 
 from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent, Reasoning
-from fastgen.text.reasoning import ReasoningParser
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta
+from fastgen.text.spelled_marks import unguarded
 
 
 class OutputParser:
@@ -15,7 +19,7 @@ class OutputParser:
 
     def __init__(self, rendered: RenderedRequest) -> None:
         reasoning, tool_format = rendered.reasoning, rendered.tool_format
-        self._reasoning = None if reasoning is None else ReasoningParser(reasoning, rendered.start)
+        self._reasoning = None if reasoning is None else reasoning.parser(rendered.start)
         self._tools = None if tool_format is None else tool_format.parser(rendered.tools)
         self._max_calls = rendered.max_calls
         self._last_arguments: list[str] | None = None  # of the last call, if any
@@ -34,13 +38,15 @@ class OutputParser:
             if is_last:
                 more_thought, more_text = self._reasoning.finish()
                 thought, text = thought + more_thought, text + more_text
-            if thought:
+            if thought := unguarded(thought):
                 events.append(Reasoning(thought))
         if self._tools is None:
-            return [*events, Content(text)] if text else events
-        events += filter(self._is_allowed, self._tools.push(text))
+            content = unguarded(text)
+            return [*events, Content(content)] if content else events
+        found = self._tools.push(text)
         if is_last:
-            events += filter(self._is_allowed, self._tools.finish())
+            found += self._tools.finish()
+        events += _shown([event for event in found if self._is_allowed(event)])
         for event in events:
             if isinstance(event, CallBegun):
                 self._last_arguments = []
@@ -61,6 +67,20 @@ class OutputParser:
         if self._max_calls is None or isinstance(event, Reasoning | Content):
             return True
         return event.index < self._max_calls
+
+
+def _shown(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """Return events without guards, and with neighbouring pieces of one text joined: a parser divides long texts."""
+    shown: list[OutputEvent] = []
+    for _, group in groupby(events, key=lambda event: (type(event), getattr(event, "index", None))):
+        first, *others = group
+        if isinstance(first, CallBegun):  # alone: each has another index
+            shown.append(replace(first, name=unguarded(first.name)))
+            continue
+        text = "".join([event.text for event in (first, *others) if not isinstance(event, CallBegun)])
+        if text := unguarded(text):
+            shown.append(replace(first, text=text))
+    return shown
 
 
 def _is_json(text: str) -> bool:

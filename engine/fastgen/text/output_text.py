@@ -1,5 +1,7 @@
 """Text of one generation: incremental detokenization, cut at stop strings.
 
+Where parsers look for marks, the text has guards, see `fastgen.text.spelled_marks`.
+
 Stop strings apply to the answer, not to the reasoning before it, as with hosted APIs (OpenAI's reasoning models reject
 `stop`). vLLM matches them in the reasoning too and then returns no content: its issue 52393.
 """
@@ -10,9 +12,9 @@ from collections.abc import Sequence
 
 from fastgen.core.request import FinishReason, Request
 from fastgen.text.detokenizer import Detokenizer, incomplete_end
-from fastgen.text.reasoning import AnswerFinder
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.special_stops import SpecialStops
+from fastgen.text.spelled_marks import Guards, SpelledMarks
 from fastgen.text.stop_strings import StopStrings
 from fastgen.text.tokenizer import Tokenizer
 
@@ -27,21 +29,22 @@ class OutputText:
     """
 
     __slots__ = (
-        *("_answer", "_detokenizer", "_include_stop", "_min_tokens", "_special_stops", "_stops"),
+        *("_answer", "_detokenizer", "_guards", "_include_stop", "_min_tokens", "_special_stops", "_spelled", "_stops"),
         *("finish_reason", "num_tokens", "stop_string"),
     )
 
     def __init__(self, tokenizer: Tokenizer, rendered: RenderedRequest, request: Request) -> None:
         hidden, stop = frozenset[int](), rendered.stop
         if rendered.skip_special_tokens:
-            hidden = tokenizer.special_token_ids - tokenizer.special_ids_of(rendered.marks)
+            hidden = tokenizer.special_token_ids - tokenizer.added_ids_of(rendered.marks)
         incomplete = incomplete_end(request.prompt_token_ids, tokenizer, hidden) if rendered.echo else b""
         self._detokenizer = Detokenizer(tokenizer, hidden, incomplete)
         self._special_stops = SpecialStops.of(stop, tokenizer.vocabulary, hidden) if stop else SpecialStops(())
         self._stops = StopStrings(self._special_stops.stops)
+        self._spelled, self._guards = SpelledMarks(tokenizer, rendered.marks), Guards()
         self._include_stop = rendered.include_stop
         self._min_tokens = request.sampling.min_tokens
-        self._answer = AnswerFinder(rendered.reasoning, rendered.start) if stop and rendered.reasoning else None
+        self._answer = rendered.reasoning.answer_finder(rendered.start) if stop and rendered.reasoning else None
         self.num_tokens = 0
         self.stop_string: str | None = None
         self.finish_reason: FinishReason | None = None
@@ -58,7 +61,7 @@ class OutputText:
         num_text_tokens = len(token_ids) - ends_with_stop_token
         if not self._special_stops.stops:  # all tokens at once
             self.num_tokens += len(token_ids)
-            text = self._detokenizer.push(token_ids[:num_text_tokens] if ends_with_stop_token else token_ids)
+            text = self._text(token_ids[:num_text_tokens] if ends_with_stop_token else token_ids)
             if finish_reason is not None:
                 text += self._detokenizer.finish()
                 self.finish_reason = finish_reason
@@ -70,7 +73,7 @@ class OutputText:
             if token_id in marks:
                 text = marks[token_id]
             else:
-                text = self._detokenizer.push([token_id]) if position < num_text_tokens else ""
+                text = self._text([token_id]) if position < num_text_tokens else ""
             if self._append(text, pieces):
                 finish_reason = FinishReason.STOP
                 break
@@ -79,6 +82,18 @@ class OutputText:
                 finish_reason = FinishReason.STOP
         self.finish_reason = finish_reason
         return self._special_stops.without_marks("".join(pieces)) + self._included
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete, guarded."""
+        push, spelled = self._detokenizer.push, self._spelled
+        if not spelled.token_ids:
+            return push(token_ids)
+        if spelled.token_ids.isdisjoint(token_ids):
+            return spelled.guarded(push(token_ids))
+        return "".join(
+            spelled.own(push([token_id])) if token_id in spelled.token_ids else spelled.guarded(push([token_id]))
+            for token_id in token_ids
+        )
 
     def _append(self, text: str, pieces: list[str]) -> bool:
         """Append the part of `text` that may be shown; return whether a stop string ended it."""
@@ -89,11 +104,12 @@ class OutputText:
         return self._append_answer(answer, pieces)
 
     def _append_answer(self, text: str, pieces: list[str]) -> bool:
+        text = self._guards.take(text)
         if self.num_tokens < self._min_tokens:
-            pieces.append(self._stops.let_pass(text))
+            pieces.append(self._guards.put(self._stops.let_pass(text)))
             return False
         shown, found = self._stops.push(text)
-        pieces.append(shown)
+        pieces.append(self._guards.put(shown))
         if found is not None:
             self.stop_string = self._special_stops.as_given(found)
         return found is not None
@@ -105,7 +121,7 @@ class OutputText:
             self._answer is not None and self._append_answer(self._answer.finish(), pieces)
         ):
             return True
-        pieces.append(self._stops.finish())
+        pieces.append(self._guards.put(self._stops.finish()))
         return False
 
     @property

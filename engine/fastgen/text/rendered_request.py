@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastgen.core.request import Request
-from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.reasoning.format import ReasoningFormat, Start
 from fastgen.text.tools.format import OfferedTool, ToolFormat
 
 

@@ -76,9 +76,10 @@ class Tokenizer:
         """Ids of special tokens."""
         return self.vocabulary.special_ids
 
-    def special_ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
-        """Return the ids of the special tokens of the vocabulary among `tokens`."""
-        return self.special_token_ids.intersection(map(self.backend.token_to_id, tokens))
+    def added_ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """Return the ids of the added tokens of the vocabulary among `tokens`."""
+        added = self.vocabulary.added_tokens
+        return frozenset(added[token] for token in tokens if token in added)
 
     def control_tokens(self, literal_text: str, kept: Iterable[str] = ()) -> ControlTokens:
         """Return the special tokens, and the added tokens in `literal_text`, which a template or a program writes.

@@ -49,6 +49,7 @@ class Vocabulary:
     Attributes:
         spelling: how tokens spell bytes.
         drops_first_space: whether decoding drops a leading space, which encoding has added.
+        added_tokens: ids of the added tokens, special ones included, by their spelling.
         special_tokens: ids of the special tokens by their spelling.
         special_ids: the same ids as a set.
 
@@ -63,8 +64,10 @@ class Vocabulary:
         self.drops_first_space = any(_drops_first_space(step) for step in steps)
         self._byte_of = {character: byte for byte, character in byte_alphabet().items()}
         self._known: dict[int, bytes] = dict(spelled or {})
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
         self.special_tokens: Mapping[str, int] = {
-            token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+            token.content: token_id for token_id, token in added.items() if token.special
         }
         self.special_ids = frozenset(self.special_tokens.values())
 

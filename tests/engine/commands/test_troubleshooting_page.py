@@ -38,7 +38,14 @@ def messages() -> Iterator[str]:
 
 
 def test_each_quoted_message_is_one_of_the_engine() -> None:
-    known = [*messages(), os.strerror(errno.EADDRINUSE), f"the engine process {exit_codes.how_ended(-9)}"]
+    killed = exit_codes.how_ended(-9)
+    known = [
+        *messages(),
+        os.strerror(errno.EADDRINUSE),
+        f"the engine process {killed}",
+        f"rank …: its process {killed}",
+        *(f"rank …: {text}" for text in messages() if text.startswith("its process")),
+    ]
     quoted = re.findall(r"^\| `([^`]+)` \|", section("It does not start"), re.MULTILINE)
     quoted += re.findall(r"^\| 400, `([^`]+)` \|", section("Requests fail"), re.MULTILINE)
     assert len(quoted) > 8

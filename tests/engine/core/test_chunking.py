@@ -24,7 +24,7 @@ from fastgen.core.chunking import (
 )
 from fastgen.core.step_model import StepModel, non_negative_least_squares
 from fastgen.core.step_times import StepCoefficients, StepTime, StepWork, chunk_seconds, chunk_tokens
-from support.scheduling import Arrivals, run, scheduler, sizes
+from support.scheduling import Arrivals, Known, run, scheduler, sizes
 
 
 def observed(
@@ -115,6 +115,15 @@ def test_even_steps_with_decodes_fill_whole_tiles_before_the_last() -> None:
 def test_the_automatic_target_is_five_times_the_fixed_cost_of_a_step() -> None:
     target = AutomaticTarget(observed(0.04, 0.001))
     assert target.allowance(StepLoad(decodes=8, kv_tokens=0, backlog=100)).tokens == pytest.approx(4 * 40 - 8, abs=3)
+
+
+def test_over_a_context_the_automatic_target_is_twelve_times_the_fixed_cost_of_a_step() -> None:
+    target = AutomaticTarget(Known(costs := StepCoefficients(0.04, 0.001, 1e-6, 4e-7)))
+    allowed = target.allowance(load := StepLoad(decodes=8, kv_tokens=2000, backlog=100))
+    assert allowed.decode_seconds + allowed.seconds == pytest.approx(12 * (0.04 + 0.002))
+    at_the_start = costs.seconds(load.decode_work) + chunk_seconds(costs, 0, allowed.tokens)
+    assert at_the_start == pytest.approx(5 * (0.04 + 0.002), abs=0.001)
+    assert allowed.tokens_in_time(1000, 0) > allowed.tokens > allowed.tokens_in_time(10_000, 0)
 
 
 def test_the_automatic_target_follows_demand_and_yields_to_a_backlog() -> None:

@@ -45,16 +45,17 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(workloads(), st.integers(1, 2))
+@given(workloads(), st.integers(1, 2), st.one_of(st.just(0), st.integers(3, 8), st.just(100)))
 def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
-    workload: tuple[list[Arrival], int, int, int], steps_in_flight: int
+    workload: tuple[list[Arrival], int, int, int], steps_in_flight: int, num_state_slots: int
 ) -> None:
     arrivals, token_budget, max_sequences, num_blocks = workload
-    runner = SimulatedRunner(num_blocks, BLOCK, steps_in_flight=steps_in_flight)
+    runner = SimulatedRunner(num_blocks, BLOCK, num_state_slots=num_state_slots, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
     outcome = play(engine, arrivals, lambda e, step: check_step(e, step, token_budget))
     check_outcome(outcome, arrivals, engine)
     event(f"preempted: {outcome.preemptions > 0}")
+    event(f"started from a snapshot: {num_state_slots > 0 and sum(outcome.cached_tokens.values()) > 0}")
     event(f"cancelled: {bool(outcome.cancelled)}")
     event(f"split: {any(c.num_tokens > 1 and not c.samples for s in outcome.steps for c in s.plan.chunks)}")
 

@@ -7,10 +7,11 @@ from itertools import product
 
 import pytest
 
+from fastgen.core.budget_tuning import measured_sizes
 from fastgen.core.chunking import MIN_PROMPT_TOKENS
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_times import StepWork
-from fastgen.engine.calibration import calibrate, describe_budget, ladder, measure, tuned_budget
+from fastgen.engine.calibration import calibrate, describe_budget, measure, tuned_budget
 from fastgen.engine.core import Engine
 from fastgen.settings import EngineConfig
 from support.simulation import SimulatedRunner
@@ -29,9 +30,9 @@ def runner(**options: float) -> SimulatedRunner:
 
 
 def test_the_ladder_ends_at_the_largest_size() -> None:
-    assert ladder(256) == [16, 32, 48, 64, 96, 128, 192, 256]
-    assert ladder(1000)[-2:] == [768, 1000]
-    assert ladder(10) == [10]
+    assert measured_sizes(256) == [16, 32, 48, 64, 96, 128, 192, 256]
+    assert measured_sizes(1000)[-2:] == [768, 1000]
+    assert measured_sizes(10) == [10]
 
 
 def test_auto_becomes_the_fewest_tokens_near_peak_throughput() -> None:
@@ -62,7 +63,8 @@ def test_the_target_bounds_the_budget_and_the_log_line_tells() -> None:
     settings = auto(max_sequences=8, inter_token_target=100)
     config, _ = calibrate(device, settings, ignore_progress, device.clock)
     assert config.token_budget == 80
-    line = describe_budget(tuned_budget(measure(device, ladder(1024), seconds=0.0, clock=device.clock), settings))
+    measured = measure(device, measured_sizes(1024), seconds=0.0, clock=device.clock)
+    line = describe_budget(tuned_budget(measured, settings))
     assert "token budget auto: 80, set by the inter-token target: a step of 80 tokens takes 100.0 ms" in line
 
 
@@ -75,7 +77,7 @@ def test_the_budget_has_a_token_for_each_of_max_sequences_and_some_for_prompts(t
 
 def test_sizes_beyond_saturation_are_skipped() -> None:
     device = runner(base=1e-6, token=0.001, kv_token=0.0)
-    measure(device, ladder(1024), seconds=0.0, clock=device.clock)
+    measure(device, measured_sizes(1024), seconds=0.0, clock=device.clock)
     assert max(step.num_tokens for step in device.steps[1:]) < 1024
 
 

@@ -6,7 +6,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -28,7 +28,7 @@ from support.workloads import Outcome, Step, Workload, play, random_workload
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS = 50
+WORKLOADS, WORKLOADS_WITH_STATES = 50, 20
 
 
 class OutOfMemoryError(RuntimeError):
@@ -88,6 +88,8 @@ class ShortOfMemory(SimulatedRunner):
                 self._cache[slot // self.block_size][slot % self.block_size] = 999
             for block, _ in step.swap_in.tolist():
                 self._cache[block][0] ^= 1
+            for slot in [*step.state_slots.tolist(), *step.state_saves[:, 2].tolist()][: self.num_state_slots]:
+                self._states[slot] = 999
             for row in step.rows.tolist():
                 self._last_ids[row] = 999
                 self._seeds[row] = 999
@@ -118,8 +120,8 @@ def run(workload: Workload, runner: ShortOfMemory) -> tuple[Outcome, Engine]:
     return play(engine, workload.arrivals, check), engine
 
 
-def fails_at_random(rng: random.Random) -> Callable[[StepInput, str], bool]:
-    rate = rng.choice((0.05, 0.2))
+def fails_at_random(rng: random.Random, rates: tuple[float, ...]) -> Callable[[StepInput, str], bool]:
+    rate = rng.choice(rates)
 
     def fails(step: StepInput, _where: str) -> bool:
         swaps = len(step.swap_out) or len(step.swap_in)
@@ -135,14 +137,19 @@ def test_steps_that_run_out_of_memory_at_random_change_no_output(
 ) -> None:
     monkeypatch.setattr(chunking, "STEPS_PER_GROWTH", 4)  # so that steps are large enough to fail again
     seen: Counter[str] = Counter()
-    for seed in range(WORKLOADS):
+    for seed in range(WORKLOADS + WORKLOADS_WITH_STATES):
         rng = random.Random(3000 * steps_in_flight + seed)
         workload = random_workload(rng, block_size=BLOCK)
-        fails = fails_at_random(rng)
+        num_state_slots = 0 if seed < WORKLOADS else (5, 50)[seed % 2]
+        # Recurrent states are computed again, for which a sequence needs some steps in a row that do not fail.
+        fails = fails_at_random(rng, (0.02, 0.05) if num_state_slots else (0.05, 0.2))
+        if num_state_slots:  # not swapped
+            workload = replace(workload, num_host_blocks=0, settings=workload.settings | {"preemption": "recompute"})
         runner = ShortOfMemory(
             workload.num_blocks,
             BLOCK,
             workload.num_host_blocks,
+            num_state_slots,
             steps_in_flight=steps_in_flight,
             fails=fails,
         )

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fastgen.kernels import reference
-from fastgen.kernels.cpu.attention.prefill import TILE
+from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
+from fastgen.kernels.cpu.attention.work_items import PART, TILE
 from support.paged_attention import Paged, chunks, decode
 
 TOLERANCE, TOLERANCE_OF_LARGE = 5e-6, 1e-5
@@ -77,6 +78,36 @@ def test_decode_attention_is_limited_to_its_window(block_size: int, window: int,
             queries[row : row + 1], paged.keys, paged.values, table, context - 1, 32**-0.5, window, softcap
         )
         torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
+
+
+SINKS = torch.tensor([-40.0, -1.0, 0.5, 3.0, 12.0, 90.0])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("window", [None, 1, 100])
+def test_decode_attention_adds_the_sinks_once(window: int | None, num_threads: int) -> None:
+    contexts = [1, 8, 65, 1300]  # the last is split
+    paged = Paged(32, 2, 16, contexts)
+    queries = torch.randn(len(contexts), 6, 32) * 3
+    out = decode(paged, queries, contexts, num_threads=num_threads, window=window, sinks=SINKS)
+    for row, (context, table) in enumerate(zip(contexts, paged.tables, strict=True)):
+        expected = reference.paged_attention(
+            queries[row : row + 1], paged.keys, paged.values, table, context - 1, 32**-0.5, window, sinks=SINKS
+        )
+        torch.testing.assert_close(out[row : row + 1], expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize(("context", "num_tokens"), [(0, 2), (7, 2), (129, 70), (900, 33)])
+def test_chunk_attention_adds_the_sinks_once(context: int, num_tokens: int, window: int | None) -> None:
+    paged = Paged(32, 2, 16, [context + num_tokens])
+    queries = torch.randn(num_tokens, 6, 32) * 3
+    out = torch.full_like(queries, torch.nan)
+    chunks(paged, queries, [(0, num_tokens, context)], out, window=window, sinks=SINKS)
+    expected = reference.paged_attention(
+        queries, paged.keys, paged.values, paged.tables[0], context, 32**-0.5, window, sinks=SINKS
+    )
+    torch.testing.assert_close(out, expected, atol=TOLERANCE_OF_LARGE, rtol=0)
 
 
 def test_slots_before_a_window_are_ignored() -> None:
@@ -161,3 +192,48 @@ def test_slots_after_a_chunk_in_its_last_block_are_ignored() -> None:
     paged.values[paged.tables[0][1], :, 36:] = torch.nan
     chunks(paged, queries, [(0, 30, 70)], after)
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(
+    ("window", "softcap", "has_sinks"), [(None, None, False), (70, None, True), (600, 2.0, False), (1, None, True)]
+)
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "group", "block_size"), [(64, 3, 3, 64), (128, 1, 8, 16), (72, 1, 2, 256), (20, 2, 3, 16)]
+)
+def test_a_token_has_the_same_bits_in_any_chunk_and_as_a_decode(
+    head_dim: int, kv_heads: int, group: int, block_size: int, window: int | None, softcap: float | None,
+    has_sinks: bool, rounded: bool,
+) -> None:  # fmt: skip
+    """Across the boundaries of tiles, and of the parts in which contexts are split."""
+    length = 2 * PART + 30
+    paged = Paged(head_dim, kv_heads, block_size, [length])
+    if rounded:
+        paged.round()
+    queries = torch.randn(length, kv_heads * group, head_dim) * 3
+    limits = {"window": window, "softcap": softcap, "sinks": torch.randn(kv_heads * group) if has_sinks else None}
+    results = []
+    for sizes in ([length], [PART + 1, 2, PART + 27], [40] * 26 + [14]):
+        out, row = torch.full(queries.shape, torch.nan, dtype=paged.keys.dtype), 0
+        for size in sizes:
+            chunks(paged, queries, [(row, size, row)], out, **limits, as_decodes=True)
+            row += size
+        results.append(out)
+    assert all(torch.equal(result, results[0]) for result in results)
+    for row in (0, 1, 63, 64, 100, PART - 1, PART, PART + 1, 2 * PART - 1, 2 * PART, length - 1):
+        alone = decode(paged, queries[row : row + 1].contiguous(), [row + 1], num_threads=2, **limits)
+        assert torch.equal(alone[0], results[0][row]), f"row {row}"
+
+
+def test_the_faster_order_of_chunks_does_not_depend_on_the_chunk_either() -> None:
+    length = PART + 100
+    paged = Paged(64, 3, 64, [length])
+    queries = torch.randn(length, 9, 64)
+    whole, parts = torch.empty_like(queries), torch.empty_like(queries)
+    chunks(paged, queries, [(0, length, 0)], whole)
+    for row in range(0, length, 68):
+        chunks(paged, queries, [(row, min(68, length - row), row)], parts)
+    assert torch.equal(whole, parts)
+    exact = torch.empty_like(queries)
+    chunks(paged, queries, [(0, length, 0)], exact, as_decodes=True)
+    assert not torch.equal(whole, exact), "the two orders differ, or as_decodes would be free"

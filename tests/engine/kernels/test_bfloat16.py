@@ -96,7 +96,7 @@ def test_rotation_rounds_keys_but_not_queries(heads: int, kv_heads: int, head_di
     assert (keys == 9).all()
 
 
-@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply"])
+@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply", "clamped_swiglu_multiply"])
 @pytest.mark.parametrize("width", [5, 64, 83])
 def test_gates_are_computed_in_float32(name: str, width: int) -> None:
     torch.manual_seed(width)

@@ -22,7 +22,7 @@ def test_add_and_norm_equals_the_reference(rows: int, hidden: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (5, 9), (70, 64)])
-@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply"])
+@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply", "clamped_swiglu_multiply"])
 def test_gates_equal_the_reference_in_both_tails(name: str, rows: int, width: int) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(rows, 2 * width) * 10
@@ -54,6 +54,15 @@ def test_the_norm_of_heads_does_not_change_values(heads: int, kv_heads: int, hea
     flat = qkv.flatten(1)
     elementwise.norm_heads(flat.numpy(), query_norm.numpy(), key_norm.numpy(), heads, kv_heads, np.float32(1e-6))
     torch.testing.assert_close(flat.view_as(expected), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_the_norm_of_all_heads_together_has_the_width_of_queries_or_keys() -> None:
+    torch.manual_seed(0)
+    qkv, query_norm, key_norm = torch.randn(5, 8 * 6), torch.rand(4 * 6), torch.rand(2 * 6)
+    q, k, v = qkv.split([24, 12, 12], 1)
+    expected = torch.cat([reference.rms_norm(q, query_norm, 1e-6), reference.rms_norm(k, key_norm, 1e-6), v], 1)
+    elementwise.norm_heads(qkv.numpy(), query_norm.numpy(), key_norm.numpy(), 1, 1, np.float32(1e-6))
+    torch.testing.assert_close(qkv, expected, atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from fastgen.kernels import reference
 from fastgen.kernels.cpu import elementwise
 from fastgen.kernels.cpu.jit import serial
-from fastgen.kernels.cpu.matmul import float32, int8
+from fastgen.kernels.cpu.matmul import bfloat16, float32, int8
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES
 from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from support.paged_attention import Paged, chunks, decode
@@ -76,7 +76,7 @@ def test_compiled_divisions_are_rounded_once_even_for_infinity(width: int) -> No
 
 
 @pytest.mark.parametrize("width", SIZES)
-@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply"])
+@pytest.mark.parametrize("name", ["silu_multiply", "gelu_tanh_multiply", "clamped_swiglu_multiply"])
 def test_gates_are_right_for_every_pair_of_extreme_values(name: str, width: int) -> None:
     pairs = torch.tensor(list(itertools.product(EXTREMES, EXTREMES)))
     places = (torch.arange(len(pairs))[:, None] + torch.arange(width)[None, :] * 5) % len(pairs)
@@ -148,6 +148,19 @@ def test_int8_products_are_right_for_extreme_values(scale: float, blocks: int) -
         expected = reference.int8_product(x.double(), values, scales.double())
         bound = reference.int8_product(x.double().abs(), values.short().abs(), scales.double().abs()) * 2e-6
         assert_finite_and_close(out, expected, bound + SMALLEST)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 129, 300])
+def test_bfloat16_products_are_right_for_extreme_values(pairs: int) -> None:
+    torch.manual_seed(pairs)
+    weights = torch.randn(2 * TILE_COLUMNS, 2 * pairs).bfloat16()
+    laid = weights.view(torch.int32).view(2, TILE_COLUMNS, pairs).transpose(1, 2).contiguous()
+    for rows in SIZES:
+        x, out = extremes(rows, 2 * pairs).bfloat16(), torch.full((rows, 2 * TILE_COLUMNS), torch.nan)
+        inputs = x.view(torch.int32).numpy().view(np.uint32)
+        bfloat16.multiply(inputs, laid.numpy().view(np.uint32), out.numpy())
+        bound = x.double().abs() @ weights.double().abs().T * 2e-6
+        assert_finite_and_close(out, x.double() @ weights.double().T, bound + SMALLEST)
 
 
 FACTORS = (0.0, -0.0, 1.0, 88.0, -88.0, 200.0, 1e30, -1e30, TINY)  # of a head's queries

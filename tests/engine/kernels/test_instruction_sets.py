@@ -19,6 +19,7 @@ SETS = {"x86-64-v2": V2, "x86-64-v3": V3, "x86-64-v4": V4}
 # One is enough: how kernels share their work does not depend on the instruction set.
 WITH_ALL_THREADS = "x86-64-v3"
 HERE = Path(__file__).parent
+TESTS = ("test_extremes.py", "test_deterministic.py", "test_packed_matmul.py")
 # Plugins that take seconds to import and that these tests do not use.
 UNUSED = ("cacheprovider", "schemathesis", "hypothesispytest")
 PROBE = """
@@ -26,6 +27,16 @@ from fastgen.kernels.cpu import environment, vector_width
 environment.prepare()
 from numba.core.registry import cpu_target
 print(cpu_target.target_context.codegen().magic_tuple()[1], vector_width.WIDTH)
+"""
+# Prints a digest of products of packed weights of every form.
+DIGEST = """
+import hashlib
+import torch
+from engine.kernels.test_packed_matmul import FORMS, Weights
+torch.manual_seed(0)
+x = torch.randn(5, 512)
+products = [Weights(50, 16, form).product(x).contiguous() for form in FORMS]
+print(hashlib.sha256(b"".join(product.numpy().tobytes() for product in products)).hexdigest())
 """
 
 
@@ -49,7 +60,7 @@ def compiled_for(name: str) -> dict[str, str]:
 def test_kernels_are_right_for_the_instruction_set(name: str) -> None:
     plugins = [argument for plugin in UNUSED for argument in ("-p", f"no:{plugin}")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, str(HERE / "test_extremes.py")],
+        [sys.executable, "-m", "pytest", "-q", *plugins, *(str(HERE / name) for name in TESTS)],
         env=compiled_for(name),
         cwd=HERE.parents[2],
         capture_output=True,
@@ -68,3 +79,20 @@ def test_kernels_are_compiled_for_the_requested_instruction_set(name: str, width
         [sys.executable, "-c", PROBE], env=compiled_for(name), capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [name, str(width)]
+
+
+@pytest.mark.slow
+def test_products_of_packed_weights_are_the_same_bit_for_bit_with_avx2_and_avx512() -> None:
+    found = set()
+    for settings in (compiled_for("x86-64-v3"), compiled_for("x86-64-v4"), compiled_here()):
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=settings, cwd=HERE.parents[1], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def compiled_here() -> dict[str, str]:
+    """Return the environment that compiles kernels for this processor."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV", "NUMBA_CPU"))}

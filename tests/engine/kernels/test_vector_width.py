@@ -33,8 +33,9 @@ keys, values, queries = torch.randn(4, 2, 64, 32), torch.randn(4, 2, 64, 32), to
 table, out, scale = np.array([2, 0, 3]), torch.empty(70, 6, 32), 32**-0.5
 items = cut_chunks(np.array([(0, 70, 90, 0)]), lanes=TILE_COLUMNS, num_kv_heads=2, group=3, num_threads=2)
 arrays = (array.numpy() for array in (queries, keys, values))
-attend_chunks(*arrays, table, items, out.numpy(), np.float32(scale), np.float32(0))
-expected = reference.paged_attention(queries, keys, values, torch.from_numpy(table), 90, scale)
+sinks = torch.randn(6)
+attend_chunks(*arrays, table, items, out.numpy(), np.float32(scale), np.float32(0), sinks.numpy(), False)
+expected = reference.paged_attention(queries, keys, values, torch.from_numpy(table), 90, scale, sinks=sinks)
 torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
+from fastgen.kernels.cpu.attention.work_items import PART, DecodeItems, cut_chunks
 
 
 @pytest.mark.parametrize("window", [None, 1, 64, 700])
@@ -49,7 +49,18 @@ def test_the_split_of_a_context_does_not_depend_on_others() -> None:
         alone = cut_of_the_first([context], 2)
         assert cut_of_the_first([context, *[3000] * 7], 2) == alone
         assert cut_of_the_first([context, 1, 8000], 16) == alone
-    assert len(cut_of_the_first([2000], 2)) == 9
+    assert len(cut_of_the_first([2000], 2)) == 12
+
+
+def test_contexts_are_split_at_the_same_keys_whatever_their_length() -> None:
+    """Tokens of a chunk and decodes at the same positions have the same parts."""
+    for window in (None, 700):
+        for context in (1, PART, PART + 1, 3 * PART - 1, 3 * PART + 5):
+            items = DecodeItems.cut(
+                np.array([context]), np.zeros(1, np.int64), num_kv_heads=1, num_threads=2, window=window
+            ).items
+            begins = sorted(items[:, 3].tolist())
+            assert begins[1:] == list(range(-(-(begins[0] + 1) // PART) * PART, context, PART))
 
 
 def test_threads_get_equal_shares_of_the_keys_of_decodes() -> None:

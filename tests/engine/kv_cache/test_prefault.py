@@ -55,6 +55,14 @@ def test_pages_of_every_layer_are_prefaulted_up_to_the_limit() -> None:
     assert not tensor.any(), "prefaulted memory is zero"
 
 
+def test_tensors_with_other_numbers_of_layers_are_prefaulted_too() -> None:
+    tensors = untouched(), untouched()[:2]
+    prefaulter = Prefaulter(tensors, 50 * 2 * LAYERS * BLOCK_BYTES)
+    prefaulter.ensure_ahead_of(0)
+    prefaulter.wait()
+    assert all(present(tensor)[:, :50].all() for tensor in tensors)
+
+
 def test_the_first_blocks_are_present_at_once() -> None:
     tensor = untouched()
     prefaulter = Prefaulter([tensor], 100 * LAYERS * BLOCK_BYTES)

@@ -11,10 +11,12 @@ from fastgen.kv_cache.memory import AvailableMemory, available_memory
 from fastgen.kv_cache.sizing import (
     CacheMemory,
     KVShape,
+    StateShape,
     gpu_cache_memory,
     host_cache_memory,
     plan_host_blocks,
     plan_kv_blocks,
+    plan_state_slots,
     resolve_max_model_length,
     working_memory_bytes,
 )
@@ -162,8 +164,9 @@ def test_memory_without_a_container_limit_is_that_of_the_machine(tmp_path: Path,
 def test_memory_under_a_cgroup_v2_limit_is_the_limit_minus_usage(tmp_path: Path, meminfo: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("600000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 100000\n")
+    (tmp_path / "memory.stat").write_text("anon 450000\ninactive_file 100000\nactive_file 50000\n")
     assert available_memory(tmp_path, meminfo) == AvailableMemory(500000, limited=True)
+    assert available_memory(tmp_path, meminfo, drops_active=True) == AvailableMemory(550000, limited=True)
 
 
 @pytest.mark.parametrize(("limit", "left"), [("1000000", 500000), ("9223372036854771712", None)])
@@ -175,3 +178,44 @@ def test_memory_under_cgroup_v1(tmp_path: Path, meminfo: Path, limit: str, left:
     (folder / "memory.stat").write_text("total_inactive_file 100000\n")
     expected = AvailableMemory(8000 * 1024, False) if left is None else AvailableMemory(left, True)
     assert available_memory(tmp_path, meminfo) == expected
+
+
+STATES = dataclasses.replace(KV, states=StateShape(24, inputs=(3, 8192), matrices=(32, 128, 128)))  # slots of 50 MiB
+
+
+@pytest.mark.parametrize(
+    ("sequences", "default", "slots"),
+    [(8, 4 * GIB, 16), (256, 4 * GIB, 40), (1, 4 * GIB, 3), (256, GIB, 10)],
+)
+def test_recurrent_states_have_two_slots_for_each_sequence_in_half_of_the_cache(
+    sequences: int, default: int, slots: int
+) -> None:
+    config, memory = EngineConfig(model="", max_sequences=sequences), CacheMemory(default, default)
+    assert plan_state_slots(config, STATES, memory) == slots
+    assert STATES.states is not None
+    left = default - slots * STATES.states.slot_bytes
+    blocks = plan_kv_blocks(config, SMOLLM2, STATES, memory, slots)
+    assert blocks == plan_kv_blocks(config, SMOLLM2, KV, CacheMemory(left, left))
+
+
+def test_slots_come_out_of_the_memory_that_is_asked_for() -> None:
+    config, memory = EngineConfig(model="", max_sequences=2, kv_cache_memory=GIB), CacheMemory(0, 4 * GIB)
+    slots = plan_state_slots(config, STATES, memory)
+    assert slots == 4
+    assert STATES.states is not None
+    blocks = plan_kv_blocks(config, SMOLLM2, STATES, memory, slots)
+    assert blocks * KV.block_bytes(64) + slots * STATES.states.slot_bytes <= GIB
+    assert (blocks + 1) * KV.block_bytes(64) + slots * STATES.states.slot_bytes > GIB
+
+
+def test_a_cache_too_small_for_three_slots_is_rejected() -> None:
+    for config, words in (
+        (EngineConfig(model="", kv_cache_memory=256 << 20), "--kv-cache-memory 256MiB: .* room for 3 in half"),
+        (EngineConfig(model=""), "--memory-percent .* room for 3 in half of the cache's 1000 bytes: raise it"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan_state_slots(config, STATES, CacheMemory(1000, GIB))
+
+
+def test_a_model_without_recurrent_states_has_no_slots() -> None:
+    assert plan_state_slots(EngineConfig(model=""), KV, CacheMemory(GIB, GIB)) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,6 +41,33 @@ def test_blocks_are_swapped_out_and_in_to_other_blocks() -> None:
     assert torch.equal(cache.values[:, 70:], values[:, 70:])
     assert not cache.keys[:, :5].any()
     assert not cache.keys[:, 45:70].any()
+
+
+OTHERS = replace(SHAPE, others=KVShape(num_layers=2, num_kv_heads=1, key_dim=24, value_dim=24))
+
+
+def test_layers_with_other_heads_take_no_more_than_their_own_keys_and_values() -> None:
+    cache = KVCache(OTHERS, 5, 16, num_host_blocks=7)
+    assert cache.others is not None
+    assert cache.others.keys.shape == (2, 5, 1, 16, 24)
+    assert OTHERS.layer_bytes == 48 * 4
+    assert OTHERS.block_bytes(16) == 16 * 4 * (3 * 2 * (8 + 4) + 2 * 48)
+    assert OTHERS.of_ranks(2).block_bytes(16) == 2 * OTHERS.block_bytes(16)
+    device = [tensor for part in cache.by_heads for tensor in (part.keys, part.values)]
+    host = [tensor for part in cache.by_heads for tensor in (part.host_keys, part.host_values)]
+    assert sum(tensor.nbytes for tensor in device) == 5 * OTHERS.block_bytes(16)
+    assert sum(tensor.nbytes for tensor in host) == 7 * OTHERS.block_bytes(16)
+
+
+def test_a_block_is_swapped_with_the_layers_of_all_heads() -> None:
+    cache = KVCache(OTHERS, 4, 16, num_host_blocks=2)
+    tensors = [tensor for part in cache.by_heads for tensor in (part.keys, part.values)]
+    for tensor in tensors:
+        tensor.normal_()
+    kept = [tensor[:, 3].clone() for tensor in tensors]
+    cache.swap([(3, 1)], [])
+    cache.swap([], [(0, 1)])
+    assert all(torch.equal(tensor[:, 0], before) for tensor, before in zip(tensors, kept, strict=True))
 
 
 def test_a_block_can_be_swapped_out_and_refilled_in_one_step() -> None:

@@ -104,6 +104,13 @@ def test_each_prompt_has_its_own_sampling_parameters_and_n_completions(llm: LLM)
     assert len({completion.text for completion in done[:3]}) == 1, "greedy"
     assert len({completion.text for completion in done[3:]}) == 3, "each with a seed of its own"
     assert done[4].text == llm.generate("Once upon a time", replace(long, seed=6))[0].text
+    for odd in ({"max_tokens": 5}, [{"max_tokens": 5}], "greedy", 5):
+        with pytest.raises(RequestError, match="sampling: give SamplingParams, or a sequence with one for each prompt"):
+            llm.generate("a", odd)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="sampling: give SamplingParams"):
+            next(llm.stream("a", odd))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="n is '2': it must be an integer of at least 1"):
+        llm.generate("a", n="2")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="sampling has 1 entries for 2 prompts"):
         llm.generate(["a", "b"], [short])
     with pytest.raises(RequestError, match="n is 0"):

@@ -44,7 +44,7 @@ def test_an_unknown_argument_is_rejected_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("replica_num", "FastGenDeployment"), ("tensor_parallel", "leave it out"), ("quantization_mode", "int8")],
+    [("replica_num", "FastGenDeployment"), ("all_rank_output", "leave it out"), ("quantization_mode", "int8")],
 )
 def test_an_unsupported_mii_argument_is_rejected_with_a_remedy(name: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{name}: .*{remedy}"):

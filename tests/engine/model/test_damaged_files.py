@@ -45,6 +45,7 @@ from support.damage import (
     numbers,
     texts,
 )
+from support.quantized_models import FORMATS, model_of, save_quantized
 from support.small_model import save_small_model
 from support.tiny_models import SIZES, TINY
 
@@ -113,7 +114,10 @@ def read_weights(source: ModelSource) -> None:
     checkpoint = open_checkpoint(source)
     make_ropes(source.native, None, checkpoint.rope_factors)
     for name in source.native.tensor_shapes():
-        checkpoint.tensor(name)
+        stored = checkpoint.stored(name)
+        stored.float32()
+        if len(stored.shape) == 2:
+            stored.int8()
 
 
 # GGUF
@@ -514,6 +518,110 @@ def test_safetensors_heads_with_other_entries_are_read_or_rejected(
     old = head.pop(changed)
     head[changed if name is None else name] = old | entry
     with_file(copied, SINGLE, safetensors_file(encoded(head), data))
+
+
+# Quantised weights
+
+QUANTIZATION_FIELDS = [
+    *("quant_method", "bits", "group_size", "checkpoint_format", "version", "zero_point", "dynamic", "pack_dtype"),
+    *("weight_block_size", "fmt", "modules_to_not_convert", "ignore", "config_groups", "kv_cache_scheme", "format"),
+    *("sparsity_config", "quant_algo", "desc_act", "sym"),
+]
+GROUP_FIELDS = ["num_bits", "type", "strategy", "group_size", "symmetric", "block_structure", "dynamic", "actorder"]
+module_lists = st.lists(
+    st.sampled_from(["lm_head", "re:.*", "re:(", "re:(a+)+", "*", "Linear", ""]) | texts, max_size=3
+)
+group_values = (
+    st.sampled_from([4, 8, "int", "float", "group", "channel", "tensor", "block", [16, 16], 32]) | json_values
+)
+config_groups = st.dictionaries(
+    texts,
+    st.fixed_dictionaries(
+        {"weights": st.dictionaries(st.sampled_from(GROUP_FIELDS), group_values, max_size=4)},
+        optional={"targets": module_lists, "input_activations": json_values},
+    )
+    | json_values,
+    max_size=2,
+)
+METHODS = ["awq", "gptq", "fp8", "compressed-tensors", "modelopt", "mxfp4"]
+
+
+@pytest.fixture(scope="module")
+def packed_models(tmp_path_factory: pytest.TempPathFactory, small: Path) -> dict[str, Path]:
+    """The small model in some formats of quantised weights."""
+    found = {}
+    for name in ("awq", "gptq with act-order", "pack-quantized asymmetric", "int-quantized", "fp8 in blocks"):
+        root = tmp_path_factory.mktemp("packed")
+        found[name] = save_quantized(model_of("llama"), FORMATS[name], root)[0]
+        shutil.copy(small / "tokenizer.json", found[name])
+    return found
+
+
+def test_the_undamaged_quantised_models_are_read(packed_models: dict[str, Path]) -> None:
+    for folder in packed_models.values():
+        assert read_everything(folder) is None
+
+
+@many
+@given(
+    place=st.integers(0, 4),
+    changes=st.dictionaries(
+        st.sampled_from(QUANTIZATION_FIELDS),
+        json_values | numbers | module_lists | config_groups | st.sampled_from(METHODS),
+        min_size=1,
+        max_size=3,
+    ),
+)
+@example(place=0, changes={"modules_to_not_convert": ["(a+)+$"]})
+@example(place=1, changes={"bits": 10**40})
+@example(place=4, changes={"weight_block_size": [2**31, 1]})
+def test_descriptions_of_quantised_weights_with_other_values_are_read_or_rejected(
+    packed_models: dict[str, Path], place: int, changes: dict[str, Any]
+) -> None:
+    folder = list(packed_models.values())[place]
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    with_file(folder, "config.json", encoded(config))
+
+
+@many
+@given(
+    model=st.integers(0, 4),
+    place=st.integers(0, 200),
+    entry=st.fixed_dictionaries(
+        {},
+        optional={
+            "dtype": st.sampled_from([*DTYPES, "I32", "I8", "F16"]) | json_values,
+            "shape": st.lists(sizes, max_size=4) | json_values,
+            "data_offsets": st.lists(sizes, max_size=3) | json_values,
+        },
+    ),
+    name=st.none()
+    | texts
+    | st.sampled_from(["lm_head.qweight", "model.layers.0.mlp.up_proj_blocks", ".weight_packed"]),
+)
+@example(model=2, place=3, entry={}, name="lm_head.weight_shape")
+@example(model=4, place=3, entry={"dtype": "F8_E5M2"}, name=None)
+def test_heads_of_quantised_weights_with_other_entries_are_read_or_rejected(
+    packed_models: dict[str, Path], model: int, place: int, entry: dict[str, Any], name: str | None
+) -> None:
+    folder = list(packed_models.values())[model]
+    head, data = safetensors_head(folder)
+    changed = sorted(head)[place % len(head)]
+    old = head.pop(changed)
+    head[changed if name is None else name] = old | entry
+    with_file(folder, SINGLE, safetensors_file(encoded(head), data))
+
+
+@many
+@given(model=st.integers(0, 4), changes=edits)
+def test_quantised_weights_with_other_bytes_are_read_or_rejected(
+    packed_models: dict[str, Path], model: int, changes: Any
+) -> None:
+    """Numbers that are valid may be any; groups and shapes that tensors hold are checked."""
+    folder = list(packed_models.values())[model]
+    content = (folder / SINGLE).read_bytes()
+    with_file(folder, SINGLE, edited(content, changes))
 
 
 def test_a_message_is_one_short_line_whatever_it_quotes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,13 @@ def test_product_is_the_dtypes_default_unless_the_environment_names_another() ->
     forced = {"FASTGEN_CPU_LINEAR": "onednn"}
     assert [linear_choice("float32", environment) for environment in ({}, forced)] == ["tiled", "onednn"]
     assert [linear_choice("bfloat16", environment) for environment in ({}, forced)] == ["onednn", "onednn"]
+
+
+def test_only_the_product_with_one_order_of_sums_is_deterministic() -> None:
+    assert [linear_choice(dtype, {}, deterministic=True) for dtype in ("float32", "bfloat16")] == ["tiled", "tiled"]
+    for choice in ("onednn", "plain"):
+        with pytest.raises(ConfigError, match=f"FASTGEN_CPU_LINEAR={choice} is not available with --deterministic"):
+            linear_choice("bfloat16", {"FASTGEN_CPU_LINEAR": choice}, deterministic=True)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +135,19 @@ def test_calibrate_measures_the_default_first_then_the_processors_other_formats(
     auto = EngineConfig(model="")
 
     def measured(processor: Processor, config: EngineConfig = auto, *, is_native: bool = True) -> list[tuple[str, str]]:
-        found = formats(config, processor, is_native=is_native)
+        found = formats(config, processor, replace(config, quantization="none"), is_native=is_native)
         return [(settings.dtype, settings.quantization) for settings in found.values()]
 
     assert measured(fast) == [("bfloat16", "none"), ("float32", "none"), ("auto", "int8")]
     assert measured(slow) == [("float32", "none"), ("auto", "int8")]
     assert measured(slow, is_native=False) == [("float32", "none")]
     assert measured(fast, EngineConfig(model="", dtype="float32")) == [("float32", "none")]
-    assert next(iter(formats(auto, fast, is_native=True))) == "bfloat16, the default: the processor has AVX512-BF16"
+    plain, int8 = (replace(auto, quantization=name) for name in ("none", "int8"))
+    assert next(iter(formats(auto, fast, plain, is_native=True))) == (
+        "bfloat16, the default: the processor has AVX512-BF16"
+    )
+    found = formats(auto, fast, int8, is_native=True)
+    assert list(found) == ["int8, the default for this GGUF file", "--dtype bfloat16", "--dtype float32"]
+    assert [(each.dtype, each.quantization) for each in found.values()] == [
+        ("auto", "int8"), ("bfloat16", "none"), ("float32", "none")
+    ]  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from fastgen.model.layers.rank_group import ONE_RANK
 from fastgen.model.source import ModelSource
 from fastgen.runner.device import LEAST_DRIVERS, choose_cache_dtype, choose_device
 from fastgen.runner.loader import _load_on_torch
@@ -104,6 +106,20 @@ def test_a_float8_cache_needs_a_gpu_and_operators_that_have_it(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8: .* compute capability 8\.6: use one with 8\.9"):
         choose_cache_dtype(config, torch.bfloat16, (8, 6))
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: not available for this model"):
-        _load_on_torch(ModelSource.open(str(saved("llama", tmp_path))), config, lambda _stage, _fraction: None)
+        _load_on_torch(
+            ModelSource.open(str(saved("llama", tmp_path))), config, lambda _stage, _fraction: None, ONE_RANK
+        )
     assert choose_cache_dtype(config, torch.bfloat16, (9, 0)) == torch.float8_e4m3fn
     assert choose_cache_dtype(CUDA, torch.bfloat16, (9, 0)) == torch.bfloat16
+
+
+def test_the_log_names_the_device_that_torch_operations_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fastgen.runner.device.choose_device", lambda _config: torch.device("cuda", 0))
+    monkeypatch.setattr("fastgen.model.native.load_on_torch", Mock())
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA H100")
+    source = ModelSource.open(str(saved("llama", tmp_path)))
+    with caplog.at_level("INFO", "fastgen.model"):
+        _load_on_torch(source, CUDA, lambda _stage, _fraction: None, ONE_RANK)
+    assert caplog.messages == ["GPU NVIDIA H100; products by torch; dtype torch.bfloat16"]

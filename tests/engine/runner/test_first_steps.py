@@ -28,6 +28,9 @@ class Recorder:
         self.steps: list[StepInput] = []
         self.num_sampled = 0
 
+    def prepare_for(self, config: EngineConfig, progress: Callable[[float], None]) -> None:
+        """Have all graphs."""
+
     def launch(self, step: StepInput) -> Any:
         self.steps.append(step)
         return self

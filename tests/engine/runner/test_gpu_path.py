@@ -13,7 +13,7 @@ from fastgen.core.request import FinishReason, Request
 from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.layers.linear import PlainLinear
+from fastgen.model.layers.head import TorchHead
 from fastgen.model.layers.torch_backend import DeviceTable
 from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
@@ -95,8 +95,27 @@ def generate(
     return outcome
 
 
-FAMILIES = ["llama", "llama-biases", "mistral-window", "qwen2-windows", "qwen3", "phi3-partial", "gemma2", "gemma3"]
-MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe"]
+FAMILIES = [
+    "llama",
+    "llama-biases",
+    "mistral-window",
+    "qwen2-windows",
+    "qwen3",
+    "phi3-partial",
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "olmo3",
+    "seed-oss",
+    "granite",
+    "ernie4-5",
+    "glm4",
+    "ministral",
+    "ministral3",
+    "multimodal-gemma3",
+    "multimodal-mistral3",
+]
+MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss", "gpt-oss-beyond"]
 
 
 @pytest.mark.parametrize("family", FAMILIES + MIXTURES)
@@ -216,5 +235,5 @@ def test_a_tied_embedding_exists_once(tmp_path: Path) -> None:
         progress=lambda _fraction: None,
     )
     assert isinstance(model._weights.embedding, DeviceTable)
-    assert isinstance(model._weights.head, PlainLinear)
+    assert isinstance(model._weights.head, TorchHead)
     assert model._weights.head.weight.data_ptr() == model._weights.embedding.matrix.data_ptr()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,9 +32,9 @@ from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner import graphs
-from fastgen.runner.device import measure_gpu_cache_memory
-from fastgen.runner.gpu_runner import GPURunner, GPUTicket
-from fastgen.runner.graphs import token_counts
+from fastgen.runner.device import measure_gpu_cache_memory, run_first_steps
+from fastgen.runner.gpu_runner import SPARE_ROWS, GPURunner, GPUTicket
+from fastgen.runner.graphs import first_token_counts, row_counts, token_counts
 from fastgen.runner.loader import gpu_runner, with_cache
 from fastgen.settings import ConfigError, EngineConfig
 from support.given_grammars import Given
@@ -106,7 +108,9 @@ def generate(runner: GPURunner, asked: list[Request], **settings: Any) -> dict[s
     return tokens
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral-window", "gemma2", "qwen3-moe", "olmo3", "ministral3", "glm4-moe"]
+)
 def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Path) -> None:
     model, asked = loaded(family, tmp_path), requests(10, seed=len(family))
     runner = captured(model)
@@ -346,6 +350,75 @@ def test_graphs_are_captured_into_one_memory_pool_after_their_launches_were_comp
 
 
 # --- Loading ---
+
+
+def test_a_runner_that_only_measures_is_freed_without_a_collection(tmp_path: Path) -> None:
+    """No garbage is collected while the engine starts: a cycle would keep the graphs' memory."""
+    runner = captured(loaded("llama", tmp_path))
+    generate(runner, requests(2, seed=1))
+    alive, was_enabled = weakref.ref(runner), gc.isenabled()
+    gc.disable()
+    try:
+        del runner
+        assert alive() is None
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def test_graphs_are_captured_up_to_the_token_budget_that_calibration_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calibration has those of the sizes that it measures. Then others are added, and larger ones dropped."""
+    model, captures = loaded("llama", tmp_path), list[SimulatedCapture]()
+
+    def new_capture(_device: torch.device) -> SimulatedCapture:
+        captures.append(SimulatedCapture())
+        return captures[-1]
+
+    monkeypatch.setattr(graphs, "CUDAGraphCapture", new_capture)
+    monkeypatch.setattr(graphs, "_MOST_TOKENS", 64)
+    auto = config(token_budget="auto", max_sequences=8, block_size=BLOCK_SIZE, kv_cache_memory=1 << 22)
+    runner = with_cache(model, auto, gpu_runner)
+    assert runner.graphs is not None
+    assert runner.graphs.token_counts == first_token_counts(auto) == (16, 32, 48, 64)
+    kept = dict(zip(runner.graphs.token_counts, runner.graphs._graphs, strict=True))
+    progress, found = Mock(), replace(auto, token_budget=40)
+    with caplog.at_level("INFO", "fastgen.model"):
+        runner.prepare_for(found, progress)
+    assert runner.graphs.token_counts == token_counts(found)
+    assert runner.graphs.token_counts[-1] == 40
+    now = dict(zip(runner.graphs.token_counts, runner.graphs._graphs, strict=True))
+    assert all(now[count] is kept[count] for count in (16, 32))
+    missing = [count for count in now if count not in kept]
+    rows = [count for count in runner.graphs.sampling.counts if count not in (16, 32, 48, 64)]
+    fractions = [each.args[0] for each in progress.mock_calls]
+    assert fractions == [number / len(missing + rows) for number in range(len(missing + rows))]
+    assert re.match(rf"captured {len(now)} CUDA graphs of 1 to 40 tokens", caplog.messages[-1])
+    assert len(captures) == 1, "all graphs share a pool"
+    progress.reset_mock()
+    runner.prepare_for(found, progress)
+    assert not progress.mock_calls
+    engine = Engine(runner, found)
+    for request in requests(6, seed=3):
+        engine.add(request)
+    while engine.has_work:
+        assert engine.step().step.eager_reason is None
+
+
+@pytest.mark.parametrize("settings", [{"token_budget": 100}, {"cuda_graphs": "4,16"}])
+def test_calibration_is_not_awaited_where_it_decides_nothing(settings: dict[str, Any]) -> None:
+    assert first_token_counts(config(**settings)) == token_counts(config(**settings))
+
+
+def test_the_memory_of_the_largest_graphs_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that calibration does not need: their number is not known before."""
+    monkeypatch.setattr(graphs, "CUDAGraphCapture", lambda _device: SimulatedCapture())
+    monkeypatch.setattr(graphs, "_MOST_TOKENS", 24)
+    auto = config(token_budget="auto", max_sequences=8, max_model_length=160, block_size=BLOCK_SIZE)
+    num_bytes = run_first_steps(loaded("llama", tmp_path), auto, gpu_runner)
+    counts = token_counts(auto)
+    assert num_bytes == len(counts) + len(row_counts(counts, 8 + SPARE_ROWS)) << 20
 
 
 def test_the_loader_captures_the_ladder_and_logs_one_line(

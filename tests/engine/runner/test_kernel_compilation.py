@@ -109,6 +109,18 @@ def test_kernels_are_compiled_in_threads_and_a_broken_one_stops_no_other() -> No
     assert progress.mock_calls[-1].args == (1.0,)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("target")
+def test_a_second_pod_with_the_same_cache_folder_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: found.append(cache_hit))
+    for _pod in range(2):
+        for kernel in (first, second):
+            kernel.device_caches.clear()
+        KernelCompilation(lambda: [launch(first, 3), launch(second, 3)]).wait(Mock())
+    assert found == [False, False, True, True]
+
+
 def test_without_the_launches_kernels_are_compiled_when_steps_need_them(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "fastgen.model"):
         KernelCompilation(Mock(side_effect=RuntimeError("no fake tensors"))).wait(lambda _fraction: None)

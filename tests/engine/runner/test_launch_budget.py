@@ -18,6 +18,7 @@ from benchmarks.gpu.steps import Steps
 from fastgen.kernels.gpu import transfers
 from fastgen.kernels.gpu.elementwise import gated_activation
 from fastgen.kernels.gpu.experts import experts, route_experts
+from fastgen.model.layers import moe
 
 MOST_PER_LAYER = 9
 MOST_PER_CHUNK = 1  # more in a layer of a step of over 64 tokens: the attention of its chunks
@@ -35,6 +36,12 @@ SHARED_EXPERT = replace(
     config={name: value for name, value in TINY.mixture.config.items() if name != "head_dim"}
     | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 24},
 )
+
+
+@pytest.fixture(autouse=True)
+def sigmoid_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute sigmoids in one launch, as on a GPU: the simulated one has its tensors on the CPU."""
+    monkeypatch.setattr(moe, "_sigmoid", torch.sigmoid)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.sampling.drawing import Draw, draw_tokens
 from engine.sampling.drawing import sample as sample_rows
+from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.kv_cache.sizing import ROWS_SAMPLED_AT_ONCE
 
@@ -151,3 +152,68 @@ def test_sampled_tokens_pass_a_chi_square_test(settings: dict[str, Any]) -> None
     freedom = int(filled.sum()) - 1
     # Chi-square's 99.9th percentile by Wilson and Hilferty (1931).
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 3},
+    {"top_k": 600},
+    {"top_p": 0.9},
+    {"min_p": 0.1},
+    {"typical_p": 0.9},
+    {"top_p": 0.9, "typical_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_no_numbers_give_a_token_of_the_vocabulary(
+    wrong: float, dtype: torch.dtype, filters: dict[str, Any]
+) -> None:
+    """A model's activations may overflow for a client's prompt: that must not end the engine."""
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    sound = logits[2:3].clone()
+    logits[0, 7] = wrong
+    logits[1] = wrong
+    logits[3, 500:] = wrong
+    rows = draws(4, seed=3, **filters)
+    tokens = sample(logits, rows)
+    assert all(0 <= token < 1000 for token in tokens)
+    assert tokens[2:3] == sample(sound, rows[2:3]), "other rows are as they would be alone"
+    if wrong == float("inf"):
+        assert (tokens[0], tokens[3] >= 500) == (7, True)
+
+
+LEAST = 5e-324  # above 0
+
+
+@pytest.mark.parametrize("vocabulary", [8, 1000])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"top_p": LEAST},
+        {"typical_p": LEAST},
+        {"top_p": LEAST, "typical_p": 0.5},
+        {"top_p": LEAST, "typical_p": LEAST, "top_k": 900},
+        {"top_p": LEAST, "top_k": 900},
+        {"top_p": 1e-40, "min_p": 1.0, "typical_p": 0.5},
+        {"repetition_penalty": 1e-6, "typical_p": 0.5},
+        {"repetition_penalty": 1e-6, "presence_penalty": -2, "frequency_penalty": -2},
+        {"repetition_penalty": 1e-6, "temperature": 1e-5},
+    ],
+    ids=str,
+)
+def test_the_least_values_that_are_accepted_give_a_token(limits: dict[str, Any], vocabulary: int) -> None:
+    logits = 100 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(1))
+    rows = [Draw(SamplingParams(**limits), seed, range(6), 3) for seed in range(3)]
+    tokens = sample(logits, rows)
+    assert all(0 <= token < vocabulary for token in tokens)
+    if limits.keys() <= {"top_p", "top_k"}:
+        assert tokens == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("penalty", [LEAST, 1e-320, 1e-45, 1e-38, 9e-7])
+def test_a_repetition_penalty_by_which_logits_overflow_is_rejected(penalty: float) -> None:
+    with pytest.raises(RequestError, match=r"repetition_penalty .*from 0\.000001 to 100"):
+        SamplingParams(repetition_penalty=penalty)

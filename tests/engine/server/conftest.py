@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.server.harmony_model import write_harmony_model
 from engine.server.serving import Serving, serving
 from engine.server.thinking_model import write_thinking_model
 from fastgen.model.checkpoint.gguf_file import GGUFFile
@@ -35,6 +36,16 @@ def thinking(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("thinking")
     write_thinking_model(folder, smollm2)
     with serving(folder, "--trust-request-chat-template", model=str(folder)) as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def harmony(smollm2: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server with the scripted engine for a model that writes Harmony's messages."""
+    folder = tmp_path_factory.mktemp("harmony")
+    write_harmony_model(folder, smollm2)
+    with serving(folder, model=str(folder)) as server:
         server.wait_status("/ready", 200)
         yield server
 

@@ -49,6 +49,7 @@ class ScriptedRunner:
     eos_token_ids: frozenset[int] = frozenset({END})
     num_blocks: int = field(default_factory=lambda: int(os.environ.get("SCRIPT_BLOCKS", "64")))
     num_host_blocks: int = 0
+    num_state_slots: int = 0
     seconds_per_block: float = 0.0
     num_parameters: int = 135_000_000
     device: str = "cpu"
@@ -85,8 +86,14 @@ class ScriptedRunner:
             self.counted[row] = counts + before
         return {index: self.counted[int(step.rows[index])] for index in ends}
 
+    def prepare_for(self, config: EngineConfig, progress: Callable[[float], None]) -> None:
+        """There are no graphs to capture."""
+
     def start_prefault(self) -> None:
         """There is no cache memory to prefault."""
+
+    def check(self) -> None:
+        """There is no other rank."""
 
 
 def next_token(sequence: RowParameters) -> int:

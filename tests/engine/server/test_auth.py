@@ -153,3 +153,15 @@ def test_a_key_file_without_a_key_is_rejected_at_startup(tmp_path: Path) -> None
         KeyRing(str(tmp_path / "empty"), {})
     with pytest.raises(ConfigError, match="No such file or directory; give a file"):
         KeyRing(str(tmp_path / "absent"), {})
+
+
+@pytest.mark.parametrize("key", ["geh\u00e4im", "a\tb", "a\x7fb", "\ufeffa"])
+def test_a_key_that_clients_cannot_send_is_rejected_at_startup(key: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"good\n{key}\n", newline="")
+    remedy = "has a character other than printable ASCII; choose another key"
+    for ring, where in (
+        (lambda: KeyRing(str(tmp_path / "keys"), {}), "--api-key-file .*: key 2"),
+        (lambda: KeyRing(None, {"FASTGEN_API_KEY": f"good,{key}"}), "FASTGEN_API_KEY: key 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"{where} {remedy}"):
+            ring()

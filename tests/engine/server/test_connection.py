@@ -293,6 +293,18 @@ async def test_a_body_in_tiny_chunks_is_received() -> None:
     served.end.set()
 
 
+@pytest.mark.parametrize("upgrade", [b"", b"Upgrade: h2c\r\nConnection: upgrade\r\n"], ids=["", "upgrade"])
+@pytest.mark.parametrize("name", [b"Host", b"AUTHORIZATION", b"content-type"])
+async def test_a_header_by_which_requests_are_admitted_occurs_once(name: bytes, upgrade: bytes) -> None:
+    """A proxy that read the other one would admit another request than the server serves."""
+    served = Served(b"POST / HTTP/1.1\r\nA: b\r\n" + upgrade + name + b": a\r\nA: c\r\n" + name + b": b\r\n\r\n")
+    assert served.transport.written.startswith(b"HTTP/1.1 400")
+    assert b"the header %b more than once" % name.lower() in served.transport.written
+    assert served.transport.is_closing()
+    assert served.requests.empty()
+    served.end.set()
+
+
 async def test_the_number_of_headers_is_limited() -> None:
     served = Served(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 300 + b"\r\n")
     assert served.transport.written.startswith(b"HTTP/1.1 431")

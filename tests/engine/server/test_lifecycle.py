@@ -168,7 +168,8 @@ def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None
         server.wait_status("/ready", 200)
         body = {"prompt": "go on", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # httpx closes the connection when it is collected
+            assert next(lines).startswith("data:")
             assert server.metric("fastgen_num_requests_running") == 1
         steps = server.metric("fastgen_step_seconds_count")
         wait_until(lambda: server.metric("fastgen_num_requests_running") == 0, "the sequence to be freed")
@@ -176,10 +177,13 @@ def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None
 
 
 def test_a_disconnect_frees_the_sequences_of_all_prompts(slow: Serving) -> None:
+    aborted = slow.metric("fastgen_request_success_total", finish_reason="abort")
     connection = send_raw(slow, {**ENDLESS, "prompt": ["a", "b", "c"]})
     wait_until(lambda: running(slow) == 3, "the prompts to run")
     connection.close()
     wait_until(lambda: running(slow) == 0, "the sequences to be freed")
+    assert slow.metric("fastgen_kv_cache_tokens") == 0
+    assert slow.metric("fastgen_request_success_total", finish_reason="abort") == aborted + 3
 
 
 def test_a_stop_string_frees_its_sequence(slow: Serving) -> None:
@@ -200,6 +204,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
         assert server.status("/health") == 200
         response = server.post("/v1/completions", ENDLESS)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
+        assert response.headers["X-FastGen-Draining"] == "1"
         assert int(response.headers["Retry-After"]) > 0
         assert stream.finish_reasons()[-1] == "length"
         assert server.wait_exit() == 0
@@ -305,7 +310,7 @@ def test_a_killed_server_leaves_no_engine_behind(tmp_path: Path) -> None:
         server.wait_status("/ready", 200)
         engine = server.engine_pid()
         server.signal(signal.SIGKILL)
-        server.wait_exit()
+        assert server.wait_exit() == -signal.SIGKILL
         wait_until(lambda: not is_alive(engine), "the engine to end with its server")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.serving.long_prompts import FIGURES, Load, measure, table
+from benchmarks.serving.long_prompts import FIGURES, Load, draw, measure, table
 
 from engine.server.serving import serving
 
@@ -18,8 +18,10 @@ def test_gaps_and_first_tokens_are_those_of_the_servers_steps(tmp_path: Path) ->
     options = ("--max-model-length", "4096", "--token-budget", "100")
     with serving(tmp_path, *options, environment=environment) as server:
         server.wait_status("/ready", 200)
-        found = measure(f"http://127.0.0.1:{server.port}", None, Load(3, 1, 1000, 0.5), seed=0)
+        load = Load(3, 1, 1000, 0.5)
+        measured = measure(f"http://127.0.0.1:{server.port}", None, load, seed=0)
         tokens = server.metric("fastgen_prompt_tokens_total")
+    found = measured.figures
     assert list(found) == list(FIGURES)
     for phase in ("before", "during"):
         assert STEP_SECONDS * 1000 <= found[f"{phase} p50 ms"] <= found[f"{phase} p99 ms"] <= 1000
@@ -27,7 +29,12 @@ def test_gaps_and_first_tokens_are_those_of_the_servers_steps(tmp_path: Path) ->
     # The long prompt takes all of the budget that three decodes leave.
     least = (tokens - 300) // 97 * STEP_SECONDS
     assert least <= found["first long prompt s"] == found["last long prompt s"] <= 20 * least
-    assert "| one | " in table([{"one": found}])
+    assert measured.computed >= found["last long prompt s"]
+    during = [gap for at, gap in measured.gaps if 0 < at <= measured.computed]
+    assert max(during) == pytest.approx(found["during max ms"])
+    assert "| one | " in table([{"one": measured}])
+    draw({"one": measured}, load, tmp_path / "plot.svg")
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
 
 
 def test_a_stream_that_ends_early_fails_with_the_reason(tmp_path: Path) -> None:

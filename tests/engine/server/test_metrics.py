@@ -28,7 +28,7 @@ TABLE: dict[str, tuple[str, set[str]]] = {
     "step_model": ("gauge", {"coefficient"}),
     # The text format has no info type and exposes a gauge of 1.
     "cache_config_info": ("gauge", {"block_size", "num_blocks"}),
-    "engine_info": ("gauge", {"version", "device", "dtype"}),
+    "engine_info": ("gauge", {"version", "device", "dtype", "quantization"}),
     # The parser strips _total from counters.
     "scheduled_tokens": ("counter", {"phase"}),
     "arrived_prompt_tokens": ("counter", set()),

@@ -188,6 +188,7 @@ EXTREME: dict[str, dict[str, Any]] = {
     "almost uniform": {"temperature": 100},
     "no mass": {"top_p": 1e-12, "temperature": 100},
     "no typical mass": {"typical_p": 1e-12},
+    "shares that are 0 as float32": {"top_p": 5e-324, "typical_p": 5e-324, "top_k": 1000},
     "only the likeliest": {"min_p": 1, "temperature": 100},
     "more than the vocabulary": {"top_k": (1 << 63) - 1},
     "repetition forbidden": {"repetition_penalty": 100, "presence_penalty": 2, "frequency_penalty": 2},

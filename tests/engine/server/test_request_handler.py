@@ -52,7 +52,7 @@ def handler_of(engine: PlayedEngine, metrics: Metrics | None = None, *, num: int
         Request(id=str(index), prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=99)) for index in range(num)
     ]
     rendered = RenderedRequest(requests=requests[:1], num_choices=num, num_candidates=num, stop=(stop,) if stop else ())
-    model = cast(Any, SimpleNamespace(engine=engine, tokenizer=TOKENIZER))
+    model = cast(Any, SimpleNamespace(engine=engine, tokenizer=TOKENIZER, fingerprint="fastgen"))
     return RequestHandler("cmpl-1", model, metrics or Metrics("m"), rendered, requests, arrival=0.0)
 
 
@@ -109,6 +109,21 @@ async def test_a_response_that_is_not_streamed_is_woken_only_at_its_end() -> Non
     assert handler._ended.is_set()
     assert handler.take() == []
     assert [output.text for output in await finishing] == ["aaaaab", "c"]
+
+
+@pytest.mark.parametrize(("num_tokens", "is_large"), [(5000, True), (50, False)])
+async def test_a_long_output_is_parsed_and_written_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, num_tokens: int, is_large: bool
+) -> None:
+    context = RequestContext("a")
+    monkeypatch.setattr(request_handler, "current", lambda: context)
+    engine = PlayedEngine()
+    with handler_of(engine) as handler:
+        finishing = asyncio.ensure_future(handler.finish())
+        await asyncio.sleep(0)
+        engine.generate("a" * num_tokens, end=FinishReason.LENGTH)
+        await finishing
+    assert context.is_large == is_large
 
 
 async def test_inter_token_latency_is_measured_when_tokens_arrive_not_when_they_are_read() -> None:

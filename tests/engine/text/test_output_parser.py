@@ -9,7 +9,8 @@ import pytest
 from fastgen.core.request import FinishReason
 from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent, Reasoning
 from fastgen.text.output_parser import OutputParser
-from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.reasoning.format import Start
+from fastgen.text.reasoning.think import Think
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta
 from fastgen.text.tools.format import OfferedTool
@@ -17,7 +18,7 @@ from fastgen.text.tools.hermes import Hermes
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TOOLS: dict[str, Any] = {"tool_format": Hermes(), "tools": (OfferedTool("f", {}),)}
-THINKS: dict[str, Any] = {"reasoning": ReasoningFormat(), "start": Start.INSIDE}
+THINKS: dict[str, Any] = {"reasoning": Think(), "start": Start.INSIDE}
 
 
 def parsed(text: str, **meaning: Any) -> tuple[list[OutputEvent], OutputParser]:

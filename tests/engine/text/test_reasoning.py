@@ -11,19 +11,14 @@ from tokenizers import AddedToken
 
 from engine.text.matching import byte_tokenizer, matches
 from fastgen.core.sampling_params import Grammar
-from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate
-from fastgen.text.reasoning import (
-    ReasoningFormat,
-    ReasoningParser,
-    Start,
-    after_reasoning,
-    reasoning_format,
-)
+from fastgen.text.reasoning.format import Start
+from fastgen.text.reasoning.registry import reasoning_format
+from fastgen.text.reasoning.think import Think
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary
 
-FORMAT = ReasoningFormat()
+FORMAT = Think()
 MARKS = (FORMAT.opening, FORMAT.closing)
 
 
@@ -38,7 +33,7 @@ TOKENIZERS = {"plain": with_plain_marks(), "special": byte_tokenizer(None, *MARK
 
 
 def split(text: str, start: Start, cuts: list[int]) -> tuple[str, str]:
-    parser = ReasoningParser(FORMAT, start)
+    parser = FORMAT.parser(start)
     edges = [0, *sorted(cuts), len(text)]
     parts = [parser.push(text[left:right]) for left, right in pairwise(edges)]
     parts.append(parser.finish())
@@ -70,7 +65,7 @@ def test_reasoning_is_separated_however_the_text_is_split(
 
 
 def test_reasoning_is_emitted_as_it_arrives() -> None:
-    parser = ReasoningParser(FORMAT, Start.INSIDE)
+    parser = FORMAT.parser(Start.INSIDE)
     assert parser.push("\nLet me") == ("Let me", "")
     assert parser.push(" see </") == (" see", "")
     assert parser.push("think> So") == ("", "So")
@@ -109,8 +104,8 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_structure_applies_after_the_reasoning(kind: str, marks: str) -> None:
     tokenizer, (answer, right, wrong) = TOKENIZERS[marks], ANSWERS[kind]
-    inside = after_reasoning(answer, FORMAT, tokenizer, Start.INSIDE, None)
-    possible = after_reasoning(answer, FORMAT, tokenizer, Start.OPEN, None)
+    inside = FORMAT.grammar(answer, tokenizer, Start.INSIDE, None, offers_tools=False)
+    possible = FORMAT.grammar(answer, tokenizer, Start.OPEN, None, offers_tools=False)
     assert inside is not None
     assert possible is not None
     for text, fits in ((right, True), (wrong, False)):
@@ -118,29 +113,29 @@ def test_a_structure_applies_after_the_reasoning(kind: str, marks: str) -> None:
         assert matches(possible, tokenizer, f"<think>\nSo {wrong}?\n</think>{text}") is fits
         assert matches(possible, tokenizer, text) is fits
     assert not matches(inside, tokenizer, right)
-    assert after_reasoning(answer, FORMAT, tokenizer, Start.AFTER, None) is answer
+    assert FORMAT.grammar(answer, tokenizer, Start.AFTER, None, offers_tools=False) is answer
 
 
 @pytest.mark.parametrize("marks", ["plain", "special"])
 @pytest.mark.parametrize("answer", [None, ANSWERS["json"][0]], ids=["free", "json"])
 def test_a_budget_ends_the_reasoning(marks: str, answer: Grammar | None) -> None:
     tokenizer, text = TOKENIZERS[marks], '{"a": 1}'
-    inside = after_reasoning(answer, FORMAT, tokenizer, Start.INSIDE, 4)
-    possible = after_reasoning(answer, FORMAT, tokenizer, Start.OPEN, 4)
+    inside = FORMAT.grammar(answer, tokenizer, Start.INSIDE, 4, offers_tools=False)
+    possible = FORMAT.grammar(answer, tokenizer, Start.OPEN, 4, offers_tools=False)
     assert inside is not None
     assert possible is not None
     for thought, fits in (("", True), ("one", True), ("four", True), ("fives", False)):
         assert matches(inside, tokenizer, f"{thought}</think>{text}") is fits
         assert matches(possible, tokenizer, f"<think>{thought}</think>\n\n{text}") is fits
     assert matches(possible, tokenizer, text)
-    nothing = after_reasoning(answer, FORMAT, tokenizer, Start.INSIDE, 0)
+    nothing = FORMAT.grammar(answer, tokenizer, Start.INSIDE, 0, offers_tools=False)
     assert nothing is not None
     assert matches(nothing, tokenizer, f"</think>{text}")
     assert not matches(nothing, tokenizer, f"a</think>{text}")
 
 
 def test_nothing_constrains_a_generation_without_structure_and_budget() -> None:
-    assert after_reasoning(None, FORMAT, TOKENIZERS["plain"], Start.INSIDE, None) is None
+    assert FORMAT.grammar(None, TOKENIZERS["plain"], Start.INSIDE, None, offers_tools=False) is None
 
 
 @pytest.mark.parametrize("marks", TOKENIZERS)
@@ -170,16 +165,9 @@ def test_the_format_is_found_by_the_template_or_the_vocabulary() -> None:
     assert reasoning_format("think", TOKENIZERS["text"]) == FORMAT
 
 
-def test_channels_are_refused_unless_the_flag_accepts_plain_text() -> None:
-    harmony = byte_tokenizer(ChatTemplate("<|start|>assistant<|channel|>analysis<|message|>", {}))
-    with pytest.raises(ConfigError, match=r"channels of Harmony .*set it to none"):
-        reasoning_format("auto", harmony)
-    assert reasoning_format("none", harmony) is None
-
-
 def test_a_schema_that_is_not_an_object_is_kept() -> None:
     answer = Grammar(kind="json_schema", text=json.dumps({"enum": ["a/b", 2]}))
-    grammar = after_reasoning(answer, FORMAT, TOKENIZERS["plain"], Start.INSIDE, None)
+    grammar = FORMAT.grammar(answer, TOKENIZERS["plain"], Start.INSIDE, None, offers_tools=False)
     assert grammar is not None
     assert matches(grammar, TOKENIZERS["plain"], '</think>"a/b"')
     assert not matches(grammar, TOKENIZERS["plain"], "</think>3")

@@ -15,14 +15,15 @@ from engine.text.generations import output_text
 from engine.text.matching import byte_tokenizer
 from fastgen.core.request import FinishReason
 from fastgen.core.request_error import RequestError
-from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.reasoning.format import Start
+from fastgen.text.reasoning.think import Think
 from fastgen.text.special_stops import SpecialStops
 from fastgen.text.stop_strings import StopStrings, given_stop_strings
 
 SPECIAL = ("<|sp|>", "<|spy|>", "<|other|>")
 TOKENIZER = byte_tokenizer(None, *SPECIAL)
 ALL = "abc<|sp|>def<|other|>ghi"
-THINK = ReasoningFormat()
+THINK = Think()
 
 
 def output(
@@ -218,7 +219,7 @@ def test_the_special_tokens_of_stop_strings_are_looked_for_once_in_a_request() -
     vocabulary, hidden = TOKENIZER.vocabulary, TOKENIZER.special_token_ids
     first = SpecialStops.of(("<|sp|>",), vocabulary, hidden)
     assert SpecialStops.of(("<|sp|>",), vocabulary, frozenset(list(hidden))) is first
-    assert SpecialStops.of(("<|sp|>",), vocabulary, hidden - TOKENIZER.special_ids_of(["<|sp|>"])) is not first
+    assert SpecialStops.of(("<|sp|>",), vocabulary, hidden - TOKENIZER.added_ids_of(["<|sp|>"])) is not first
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_the_flag_overrides_the_detected_format(name: str) -> None:
 
 def test_markers_that_are_special_tokens_are_shown_to_the_parser() -> None:
     tokenizer = byte_tokenizer(None, "[TOOL_CALLS]", "[INST]")
-    assert tokenizer.special_ids_of(LISTS.marks) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
+    assert tokenizer.added_ids_of(LISTS.marks) == {tokenizer.backend.token_to_id("[TOOL_CALLS]")}
 
 
 TOOLS = [

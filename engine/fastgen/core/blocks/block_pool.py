@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, abc
 
 from fastgen.core.blocks.prefix_cache import BlockKey, PrefixCache
+from fastgen.core.blocks.state_pool import StatePool
 
 
 class BlockPool:
@@ -17,13 +18,17 @@ class BlockPool:
 
     A block is either referenced by one or more sequences, or unreferenced in the prefix cache (reusable and evictable),
     or free.
+
+    Attributes:
+        states: slots for the recurrent states of sequences, and snapshots of them after cached blocks.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_state_slots: int = 0) -> None:
         assert num_blocks >= 1
         assert block_size >= 1
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.states = StatePool(num_state_slots)
         # A stack: the block freed last is the most likely to be in a CPU cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
@@ -56,7 +61,7 @@ class BlockPool:
         missing = self.blocks_for(num_tokens) - len(table)
         assert missing <= self.num_free, f"{missing} blocks needed, {self.num_free} free"
         for _ in range(missing):
-            block = self._free.pop() if self._free else self._prefix_cache.evict()
+            block = self._free.pop() if self._free else self._evict_cached()
             self._ref_counts[block] = 1
             table.append(block)
 
@@ -105,8 +110,11 @@ class BlockPool:
                 table[index], replaced[index] = cached, own
         return replaced
 
-    def check_integrity(self, tables: abc.Sequence[list[int]]) -> None:
-        """Assert that every block is free, cached or referenced as often as it occurs in `tables`."""
+    def check_integrity(self, tables: abc.Sequence[list[int]], state_slots: abc.Iterable[int] = ()) -> None:
+        """Assert that every block is free, cached or referenced as often as it occurs in `tables`.
+
+        `state_slots` are those that sequences and steps in flight hold, see `StatePool.check_integrity`.
+        """
         references = Counter(block for table in tables for block in table)
         assert self._ref_counts == [references[block] for block in range(self.num_blocks)], "a block is miscounted"
         self._prefix_cache.check_integrity()
@@ -115,6 +123,12 @@ class BlockPool:
         assert not any(block in references or block in self._prefix_cache for block in free), "a block in use is free"
         accounted = len(free) + len(references) + self._prefix_cache.num_evictable
         assert accounted == self.num_blocks, "a block is lost, or evictable while it is referenced"
+        self.states.check_integrity(state_slots, self._prefix_cache.__contains__)
+
+    def _evict_cached(self) -> int:
+        block = self._prefix_cache.evict()
+        self.states.drop_snapshot(block)
+        return block
 
     def _ref(self, block: int) -> None:
         if not self._ref_counts[block]:

@@ -1,4 +1,4 @@
-"""Owns the KV of sequences: in cache blocks, in host blocks, or nowhere."""
+"""Owns the KV of sequences, in cache blocks, in host blocks or nowhere, and their recurrent states in slots."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import abc
 from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.preemption import Preemption
 from fastgen.core.blocks.prefix_cache import BlockKey
+from fastgen.core.blocks.state_pool import StateSave
 from fastgen.core.sequence import UNKNOWN, Sequence
 
 # (cache block, host block) pairs to copy.
@@ -20,6 +21,7 @@ class KVCacheManager:
         self.pool = pool
         self._host = host
         self._preemption = preemption
+        assert not (self.has_states and host.num_free), "recurrent states are not swapped"
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached leading blocks of a waiting sequence, with a reference to each.
@@ -27,10 +29,27 @@ class KVCacheManager:
         At least one token is left to compute, so that there are logits to sample from. Empty if the sequence shares no
         blocks, or if all its prompt tokens must be computed and it is not swapped out. For a swapped sequence, these
         blocks need not be copied back.
+
+        Of a model with recurrent states, they are the blocks up to the last one with a snapshot.
         """
         if sequence.cache_salt is None:
             return []
-        return self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
+        table = self.pool.match(sequence.tokens, sequence.cache_salt, self._num_cacheable(sequence))
+        if self.has_states:
+            num_matched = len(table)
+            while table and not self.pool.states.has_snapshot(table[-1]):
+                self.pool.release([table.pop()])
+            sequence.branch = num_matched * self.pool.block_size if len(table) < num_matched else 0
+        return table
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the model has recurrent states."""
+        return self.pool.states.num_slots > 0
+
+    def has_slots(self, sequence: Sequence, table: list[int]) -> bool:
+        """Return whether there are slots to start a waiting sequence after the cached blocks of `table`."""
+        return not self.has_states or self.pool.states.has_room(_num_slots(sequence), table[-1] if table else None)
 
     def next_key(self, sequence: Sequence, table: list[int]) -> BlockKey | None:
         """Return the key of the block after those of `table`, or None if that block cannot be shared."""
@@ -46,6 +65,12 @@ class KVCacheManager:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         sequence.block_table = table
         sequence.num_published_blocks = len(table)
+        if self.has_states:
+            states = self.pool.states
+            sequence.state_source = states.pin(table[-1]) if table else None
+            sequence.state_slot = states.take()
+            if _num_slots(sequence) > 1:
+                sequence.spare_slot = states.take()
 
     def swap_in(self, sequence: Sequence, table: list[int]) -> Copies:
         """Start a swapped sequence with the cached blocks of `table`; return the copies to make of the others."""
@@ -86,6 +111,57 @@ class KVCacheManager:
         sequence.num_published_blocks = num_full
         return list(replaced.values())
 
+    def save_states(self, sequence: Sequence, end: int, *, samples: bool) -> list[StateSave]:
+        """Return the copies of states to make while the next step computes the tokens of a sequence up to `end`."""
+        saves: list[StateSave] = []
+        if sequence.spare_slot is not None and samples:
+            saves.append(StateSave(sequence, end - 1, sequence.spare_slot, is_snapshot=False))
+        for place in self._snapshot_places(sequence, sequence.num_computed_tokens, end):
+            if self.pool.states.num_available:
+                saves.append(StateSave(sequence, place, self.pool.states.take(), is_snapshot=True))
+        return saves
+
+    def start_state(self, sequence: Sequence) -> int | None:
+        """Return the slot from which the next step reads the states of a sequence, or None if it is its own."""
+        source, sequence.state_source = sequence.state_source, None
+        return source
+
+    def _snapshot_places(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        """Return the block boundaries, in tokens, at which a chunk takes snapshots.
+
+        They are the last one from which the same tokens could be continued, and the one where cached blocks ended that
+        had no snapshot: other prompts may begin with these blocks, too.
+        """
+        if sequence.cache_salt is None:
+            return []
+        last = min(end, len(sequence.tokens) - 1) // self.pool.block_size * self.pool.block_size
+        # A prompt had the snapshot at its start before. A decode gets there token by token.
+        first = start if sequence.is_decoding and sequence.state_source is None else start + 1
+        return sorted(place for place in {sequence.branch, last} if first <= place <= end)
+
+    def add_snapshot(self, save: StateSave) -> None:
+        """Keep the snapshot that a settled step took, if its block is cached.
+
+        It replaces the one that the sequence took before, unless that is the last one of its prompt or at its branch:
+        others are likely to start there.
+        """
+        sequence, states, size = save.sequence, self.pool.states, self.pool.block_size
+        if save.num_tokens > sequence.num_published_blocks * size:
+            states.release(save.slot)
+            return
+        before, table = sequence.num_snapshot_tokens, sequence.block_table
+        is_own = states.add_snapshot(table[save.num_tokens // size - 1], save.slot)
+        last_of_prompt = (sequence.num_prompt_tokens - 1) // size * size
+        if before not in (0, last_of_prompt, sequence.branch):
+            states.drop_snapshot(table[before // size - 1])
+        sequence.num_snapshot_tokens = save.num_tokens if is_own else 0
+
+    def restore_state(self, sequence: Sequence) -> None:
+        """Have the next step start from the states before the token that was computed last: it is computed again."""
+        if self.has_states:
+            assert sequence.spare_slot is not None, "only tokens sampled by a grammar are computed again"
+            sequence.state_source = sequence.spare_slot
+
     def truncate(self, sequence: Sequence) -> None:
         """Free the blocks beyond the computed tokens of a sequence."""
         num_kept = self.pool.blocks_for(sequence.num_computed_tokens)
@@ -110,23 +186,28 @@ class KVCacheManager:
         waiting: abc.Sequence[Sequence],
         ended: abc.Sequence[Sequence],
         replaced: abc.Iterable[list[int]],
+        saves: abc.Iterable[StateSave],
     ) -> None:
         """Assert the invariants that hold between steps.
 
-        Steps in flight compute the sequences that `ended`, and may read the blocks that were `replaced`.
+        Steps in flight compute the sequences that `ended`, may read the blocks that were `replaced`, and make `saves`.
         """
-        self.pool.check_integrity([*(sequence.block_table for sequence in (*running, *ended)), *replaced])
+        slots = [slot for sequence in (*running, *ended) for slot in _slots(sequence)]
+        slots += [save.slot for save in saves if save.is_snapshot]
+        self.pool.check_integrity([*(sequence.block_table for sequence in (*running, *ended)), *replaced], slots)
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
             assert 0 < sequence.num_computed_tokens <= len(sequence.tokens) - (sequence.pooling is None)
             assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
             assert not sequence.host_blocks
+            assert len(_slots(sequence)) == (_num_slots(sequence) if self.has_states else 0)
             held = len(sequence.block_table) * self.pool.block_size
             assert sequence.decodes_until in (0, min(held, sequence.max_length - 1))
             if sequence.cache_salt is not None and not sequence.num_in_flight:
                 assert sequence.num_published_blocks == sequence.num_computed_tokens // self.pool.block_size
         for sequence in waiting:
             assert sequence.is_waiting
+            assert not _slots(sequence)
             assert not sequence.decodes_until
             assert UNKNOWN not in sequence.tokens[-1:]
             assert len(sequence.host_blocks) == self.pool.blocks_for(sequence.num_computed_tokens)
@@ -141,6 +222,20 @@ class KVCacheManager:
         return (len(sequence.tokens) - 1) // self.pool.block_size
 
     def _release_blocks(self, sequence: Sequence) -> None:
+        for slot in _slots(sequence):
+            self.pool.states.release(slot)
+        sequence.state_slot = sequence.spare_slot = sequence.state_source = None
+        sequence.num_snapshot_tokens = 0
         self.pool.release(sequence.block_table)
         sequence.num_published_blocks = 0
         sequence.resend_blocks(0)
+
+
+def _num_slots(sequence: Sequence) -> int:
+    """Return how many slots of recurrent states a sequence needs."""
+    return 1 if sequence.constraint is None else 2
+
+
+def _slots(sequence: Sequence) -> list[int]:
+    """Return the slots of recurrent states that a sequence holds."""
+    return [slot for slot in (sequence.state_slot, sequence.spare_slot) if slot is not None]

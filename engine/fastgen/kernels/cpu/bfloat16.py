@@ -10,6 +10,7 @@ for _kernel in (
     decode.attend_decodes,
     elementwise.add_rms_norm,
     elementwise.gelu_tanh_multiply,
+    elementwise.clamped_swiglu_multiply,
     elementwise.norm_heads,
     elementwise.rms_norm,
     elementwise.rotate_and_store,

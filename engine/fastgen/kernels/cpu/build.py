@@ -24,10 +24,12 @@ from fastgen.kernels.cpu.vector_width import has_vnni
 # Importing a module compiles its kernels.
 ALWAYS = ("attention.decode", "attention.prefill", "elementwise", "matmul.float32")
 BFLOAT16 = ("bfloat16",)  # compiles the same modules for both element types
+LINEAR_BFLOAT16 = ("matmul.bfloat16",)  # of models in bfloat16: heads and, of quantised models, routers
 INT8 = ("matmul.int8",)
+PACKED = ("matmul.packed",)  # for both element types
 VNNI = ("matmul.int8_vnni",)  # for both element types; cannot be compiled for processors without the instruction
 # Including those that only some settings need.
-MODULES = (*ALWAYS, *BFLOAT16, *INT8, *(VNNI if has_vnni() else ()))
+MODULES = (*ALWAYS, *BFLOAT16, *LINEAR_BFLOAT16, *INT8, *PACKED, *(VNNI if has_vnni() else ()))
 
 
 def is_built(folder: Path, modules: Iterable[str] = MODULES) -> bool:

@@ -22,6 +22,7 @@ IntArray = npt.NDArray[np.int64]
 
 _f32 = np.float32
 _TWICE_ROOT = 1.5957691216057308  # 2 * sqrt(2 / pi)
+_SLOPE, _BOUND = 1.702, 7.0  # of gpt-oss's gated activation
 LANES = 16
 
 
@@ -63,15 +64,18 @@ def rms_norm(x: ElementArray, weight: FloatArray, epsilon: np.float32) -> None:
 
 @kernel("void(E[:,::1], f4[::1], f4[::1], i8, i8, f4)")
 def norm_heads(
-    qkv: ElementArray, query_norm: FloatArray, key_norm: FloatArray, heads: int, kv_heads: int, epsilon: np.float32
+    qkv: ElementArray, query_norm: FloatArray, key_norm: FloatArray, queries: int, keys: int, epsilon: np.float32
 ) -> None:
-    """Normalise each head's queries and keys in place; qkv [T, (heads + 2 * kv heads) * head_dim]."""
-    head_dim = query_norm.shape[0]
+    """Normalise segments of queries and keys in place, each of the size of its norm.
+
+    A segment is a head, or all heads: then `queries` and `keys`, the numbers of segments in a row of qkv, are 1.
+    """
+    query_size, key_size = query_norm.shape[0], key_norm.shape[0]
     for t in prange(qkv.shape[0]):
-        for h in range(heads):
-            _norm_segment(qkv[t], h * head_dim, query_norm, epsilon)
-        for h in range(heads, heads + kv_heads):
-            _norm_segment(qkv[t], h * head_dim, key_norm, epsilon)
+        for s in range(queries):
+            _norm_segment(qkv[t], s * query_size, query_norm, epsilon)
+        for s in range(keys):
+            _norm_segment(qkv[t], queries * query_size + s * key_size, key_norm, epsilon)
 
 
 @kernel("void(E[:,::1], f4[:,::1], f4[:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[::1], f4[:,:,::1])")
@@ -120,63 +124,75 @@ def rotate_and_store(
                 values[block, h, slot, d] = qkv[t, base + d]
 
 
-def _emit_gated(is_gelu: bool, builder: Any, element: Any, gates: Any, ups: Any, count: Any, out: Any) -> None:
-    """Compute out = gate * sigmoid(slope) * up for `count` elements, a multiple of LANES, given addresses."""
+def _emit_gated(activation: str, builder: Any, element: Any, gates: Any, ups: Any, count: Any, out: Any) -> None:
+    """Compute out = gate * sigmoid(exponent) * up for `count` elements, a multiple of LANES, given addresses."""
     emit = Emitter(builder, LANES)
     line = LANES * element.bitwidth // 8
     with lowering.for_range(builder, builder.udiv(count, I64(LANES))) as step:
         gate, up = (emit.load_elements(emit.offset(first, step.index, line), element) for first in (gates, ups))
-        slope = _emit_gelu_slope(emit, gate) if is_gelu else gate
-        divisor = emit.add(emit.constant(1.0), emit.exp(builder.fneg(slope)))
+        exponent = gate
+        if activation == "gelu_tanh":
+            exponent = _emit_gelu_exponent(emit, gate)
+        elif activation == "clamped_swiglu":
+            gate = _emit_at_most(emit, gate, _BOUND)
+            up = builder.fneg(_emit_at_most(emit, builder.fneg(_emit_at_most(emit, up, _BOUND)), _BOUND))
+            up, exponent = emit.add(up, emit.constant(1.0)), emit.multiply(gate, emit.constant(_SLOPE))
+        divisor = emit.add(emit.constant(1.0), emit.exp(builder.fneg(exponent)))
         # Divide first: the product of gate and up may overflow although the result does not.
         result = emit.multiply(emit.divide(gate, divisor), up)
         emit.store_elements(result, emit.offset(out, step.index, line), element)
 
 
-def _emit_gelu_slope(emit: Emitter, x: Any) -> Any:
+def _emit_at_most(emit: Emitter, x: Any, bound: float) -> Any:
+    """Return the smaller of x and `bound`; NaN stays NaN."""
+    highest = emit.constant(bound)
+    return emit.builder.select(emit.builder.fcmp_ordered(">", x, highest), highest, x)
+
+
+def _emit_gelu_exponent(emit: Emitter, x: Any) -> Any:
     """Return 2u of gelu's tanh form (Hendrycks and Gimpel, 2016): x * (1 + tanh(u)) / 2 = x * sigmoid(2u)."""
     cubic, linear = emit.constant(_TWICE_ROOT * 0.044715), emit.constant(_TWICE_ROOT)
     return emit.multiply(x, emit.fused(emit.multiply(x, x), cubic, linear))
 
 
-_gate_silu, _gate_gelu = (emitted(partial(_emit_gated, is_gelu)) for is_gelu in (False, True))
+def _row_of(activation: str) -> Any:
+    """Return the function that computes row `t` of out [T, width] for gate_up [T, 2 * width] with the gate first."""
+    gate = emitted(partial(_emit_gated, activation))
+
+    def gate_row(gate_up: ElementArray, out: ElementArray, t: int) -> None:
+        width, size = out.shape[1], out.itemsize
+        whole = width // LANES * LANES
+        gates, results = gate_up.ctypes.data + t * width * 2 * size, out.ctypes.data + t * width * size
+        gate(out, gates, gates + width * size, whole, results)
+        if whole < width:
+            rest = np.zeros((3, LANES), gate_up.dtype)  # gates, ups and results of the last columns
+            for i in range(whole, width):
+                rest[0, i - whole], rest[1, i - whole] = gate_up[t, i], gate_up[t, width + i]
+            gate(out, rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
+            out[t, whole:] = rest[2, : width - whole]
+
+    return serial(gate_row)
 
 
-@serial
-def _padded_rest(gate_up: ElementArray, row: int, whole: int) -> ElementArray:
-    """Return [3, LANES]: gates and ups of the columns from `whole` on, and space for their results."""
-    width = gate_up.shape[1] // 2
-    rest = np.zeros((3, LANES), gate_up.dtype)
-    for i in range(whole, width):
-        rest[0, i - whole], rest[1, i - whole] = gate_up[row, i], gate_up[row, width + i]
-    return rest
+_silu_row, _gelu_row, _clamped_row = map(_row_of, ("silu", "gelu_tanh", "clamped_swiglu"))
 
 
 @kernel("void(E[:,::1], E[:,::1])")
 def silu_multiply(gate_up: ElementArray, out: ElementArray) -> None:
     """Compute out [T, width] = silu(gate) * up for gate_up [T, 2 * width] with the gate first."""
-    width = out.shape[1]
-    whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        size = out.itemsize
-        gates, results = gate_up.ctypes.data + t * width * 2 * size, out.ctypes.data + t * width * size
-        _gate_silu(out, gates, gates + width * size, whole, results)
-        if whole < width:
-            rest = _padded_rest(gate_up, t, whole)
-            _gate_silu(out, rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
-            out[t, whole:] = rest[2, : width - whole]
+        _silu_row(gate_up, out, t)
 
 
 @kernel("void(E[:,::1], E[:,::1])")
 def gelu_tanh_multiply(gate_up: ElementArray, out: ElementArray) -> None:
     """Compute out [T, width] = gelu(gate) * up, with gelu's tanh form, for gate_up [T, 2 * width], gate first."""
-    width = out.shape[1]
-    whole = width // LANES * LANES
     for t in prange(out.shape[0]):
-        size = out.itemsize
-        gates, results = gate_up.ctypes.data + t * width * 2 * size, out.ctypes.data + t * width * size
-        _gate_gelu(out, gates, gates + width * size, whole, results)
-        if whole < width:
-            rest = _padded_rest(gate_up, t, whole)
-            _gate_gelu(out, rest.ctypes.data, rest[1].ctypes.data, LANES, rest[2].ctypes.data)
-            out[t, whole:] = rest[2, : width - whole]
+        _gelu_row(gate_up, out, t)
+
+
+@kernel("void(E[:,::1], E[:,::1])")
+def clamped_swiglu_multiply(gate_up: ElementArray, out: ElementArray) -> None:
+    """Compute out [T, width] for gate_up [T, 2 * width], gate first: see `reference.clamped_swiglu_multiply`."""
+    for t in prange(out.shape[0]):
+        _clamped_row(gate_up, out, t)

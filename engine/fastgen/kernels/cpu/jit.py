@@ -89,3 +89,9 @@ def serial(function: Function) -> Function:
     """Compile a function for calls from kernels, which inline it. It has no parallel loops of its own."""
     compiled: Function = numba.njit(**_OPTIONS)(function)
     return compiled
+
+
+def inlined(function: Function) -> Function:
+    """Insert a function's code into each kernel that calls it, which runs its `prange` loops on all threads."""
+    compiled: Function = numba.njit(inline="always", **_OPTIONS)(function)
+    return compiled

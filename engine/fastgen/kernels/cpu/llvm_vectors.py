@@ -86,6 +86,23 @@ def narrowed(builder: Any, floats: Any) -> Any:
     return builder.trunc(builder.lshr(kept, _constant(integers, 16)), _like(floats.type, I16))
 
 
+def all_lanes(kind: Any, value: int) -> Any:
+    """Return the constant vector of the type `kind` with the same integer in all lanes."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def spread_integer(builder: Any, integer: Any, kind: Any) -> Any:
+    """Broadcast an integer to all lanes of a vector of the type `kind`."""
+    lane = builder.insert_element(ir.Constant(kind, ir.Undefined), integer, I32(0))
+    return builder.shuffle_vector(lane, lane, all_lanes(ir.VectorType(I32, kind.count), 0))
+
+
+def call_intrinsic(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call the LLVM intrinsic `llvm.NAME`, which returns the type `result`."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(lowering.get_or_insert_function(builder.module, kind, f"llvm.{name}"), arguments)
+
+
 def _like(kind: Any, element: Any) -> Any:
     """Return the type of as many elements as `kind` has."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
@@ -118,6 +135,13 @@ class Emitter:
     def store(self, values: Any, address: Any) -> None:
         """Store the values of all lanes."""
         self.builder.store(values, self.builder.inttoptr(address, values.type.as_pointer()), align=1)
+
+    def prefetch(self, address: Any, locality: int = 3) -> None:
+        """Start to read a cache line of 64 bytes, into the L1 cache or, with a locality of 2, the L2 cache."""
+        pointer = ir.IntType(8).as_pointer()
+        signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        function = lowering.get_or_insert_function(self.builder.module, signature, "llvm.prefetch.p0")
+        self.builder.call(function, [self.builder.inttoptr(address, pointer), I32(0), I32(locality), I32(1)])
 
     def load_elements(self, address: Any, element: Any) -> Any:
         """Load floats in all lanes from elements of numba's type `element`: float32, or int16 for bfloat16."""
@@ -168,13 +192,19 @@ class Emitter:
 
     def largest(self, values: Any) -> Any:
         """Return the largest lane of `values` as a scalar."""
+        return self._over_lanes(self.larger, values)
+
+    def sum_of_lanes(self, values: Any) -> Any:
+        """Return the sum of the lanes of `values` as a scalar: of the sums of lanes half of the vector apart."""
+        return self._over_lanes(self.add, values)
+
+    def _over_lanes(self, combine: Callable[[Any, Any], Any], values: Any) -> Any:
         count = self.floats.count
         while count > 1:
             count //= 2
             lanes = ir.Constant(ir.VectorType(I32, count), list(range(count)))
             others = ir.Constant(ir.VectorType(I32, count), list(range(count, 2 * count)))
-            halves = (self.builder.shuffle_vector(values, values, half) for half in (lanes, others))
-            values = self.larger(*halves)
+            values = combine(*(self.builder.shuffle_vector(values, values, half) for half in (lanes, others)))
         return self.builder.extract_element(values, I32(0))
 
     def exp(self, x: Any) -> Any:

@@ -95,6 +95,7 @@ class TileClass:
         return 2 * self.num_programs + ITEM_FIELDS * most_items + num_sequences + self.max_tiles
 
 
+@functools.lru_cache(maxsize=64)  # for the layers of a step, which is of any size without graphs
 def tile_classes(
     num_rows: int,
     num_sequences: int,

@@ -11,7 +11,11 @@ from fastgen.kernels import reference
 from fastgen.kernels.gpu.operators import operator
 
 MAX_HIDDEN = 16384  # a program of the kernel holds a whole row in its registers
-ACTIVATIONS = {"silu": reference.silu_multiply, "gelu_tanh": reference.gelu_tanh_multiply}
+ACTIVATIONS = {
+    "silu": reference.silu_multiply,
+    "gelu_tanh": reference.gelu_tanh_multiply,
+    "clamped_swiglu": reference.clamped_swiglu_multiply,
+}
 
 
 @operator(mutates=("stream",))
@@ -46,11 +50,11 @@ def add_rms_norm(
 
 @operator()
 def gated_activation(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return activation(gate) * up in one launch.
+    """Return activation(gate) * up, or the clamped form of both, in one launch.
 
     Args:
         gate_up: [T, 2 * width], contiguous, the gate first; bfloat16, float16 or float32.
-        activation: `silu` or `gelu_tanh`.
+        activation: one of `ACTIVATIONS`.
 
     Returns:
         [T, width] in gate_up's dtype, to which the activation is rounded before the product.
@@ -78,4 +82,4 @@ def check_norm(stream: torch.Tensor, update: torch.Tensor | None, update_weight:
 def check_activation(activation: str) -> None:
     """Raise a ValueError for an unknown activation."""
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}: only silu and gelu_tanh are known")
+        raise ValueError(f"activation is {activation!r}: only {', '.join(ACTIVATIONS)} are known")

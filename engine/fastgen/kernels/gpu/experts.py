@@ -47,6 +47,8 @@ def experts(
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
     activation: str,
+    gate_up_biases: torch.Tensor | None = None,
+    down_biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute a mixture's experts in five launches.
 
@@ -58,22 +60,35 @@ def experts(
         down_weights: [E, hidden, width], contiguous, in x's dtype.
         weights: [T, top k], contiguous, of `route_experts`.
         expert_ids: [T, top k] int32, contiguous.
-        activation: `silu` or `gelu_tanh`.
+        activation: one of `elementwise.ACTIVATIONS`.
+        gate_up_biases, down_biases: float32 [E, 2 * width] and [E, hidden], contiguous, or both None.
 
     Returns:
-        [T, hidden] in x's dtype. Each product is rounded to it, and so is an expert's output times its weight; the sum
-        over experts is computed in float32 in the order of `expert_ids`.
+        [T, hidden] in x's dtype. Each product is rounded to it, before and after its bias, and so is an expert's output
+        times its weight; the sum over experts is computed in float32 in the order of `expert_ids`.
 
     Raises:
-        ValueError: for another activation.
+        ValueError: for another activation, or one bias without the other.
     """
-    check_activation(activation)
+    check_experts(activation, gate_up_biases, down_biases)
     shares = x.new_zeros(*expert_ids.shape, x.shape[1])  # [T, top k, hidden]
     for expert, (gate_up, down) in enumerate(zip(gate_up_weights, down_weights, strict=True)):
         rows, ranks = torch.nonzero(expert_ids == expert, as_tuple=True)
-        product = F.linear(ACTIVATIONS[activation](F.linear(x[rows], gate_up)), down)
+        gates = _biased(F.linear(x[rows], gate_up), gate_up_biases, expert)
+        product = _biased(F.linear(ACTIVATIONS[activation](gates), down), down_biases, expert)
         shares[rows, ranks] = (product.float() * weights[rows, ranks, None].float()).to(x.dtype)
     return shares.float().sum(1).to(x.dtype)
+
+
+def _biased(product: torch.Tensor, biases: torch.Tensor | None, expert: int) -> torch.Tensor:
+    return product if biases is None else product.add_(biases[expert])
+
+
+def check_experts(activation: str, gate_up_biases: torch.Tensor | None, down_biases: torch.Tensor | None) -> None:
+    """Raise a ValueError for an unknown activation, or one bias without the other."""
+    check_activation(activation)
+    if (gate_up_biases is None) != (down_biases is None):
+        raise ValueError("gate_up_biases and down_biases must be given together")
 
 
 def check_routing(num_experts: int, top_k: int) -> None:

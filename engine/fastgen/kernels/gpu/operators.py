@@ -45,6 +45,25 @@ def operator(*, mutates: Iterable[str] = ()) -> Callable[[Function], Function]:
     return register
 
 
+def library_operator(on_gpu: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Make a function the operator `fastgen::NAME`, for which `on_gpu` launches one kernel of a library on GPUs."""
+
+    def register(twin: Function) -> Function:
+        name = twin.__name__
+        _LIBRARY.define(name + torch.library.infer_schema(twin, mutates_args=()))
+        _LIBRARY.impl(name, on_gpu, "CUDA")
+        for key in ("CPU", "Meta"):
+            _LIBRARY.impl(name, twin, key)
+        return cast("Function", getattr(torch.ops.fastgen, name))
+
+    return register
+
+
+def has_kernels(name: str) -> bool:
+    """Return whether the operator `fastgen::NAME` has Triton kernels."""
+    return name in _modules
+
+
 @functools.cache
 def launch_function(name: str) -> Callable[..., Any]:
     """Return the function that launches the Triton kernels of the operator `fastgen::NAME`, imported on first use."""

@@ -84,19 +84,31 @@ def _gated_activation(gate_up, out, width, ACTIVATION: tl.constexpr, BLOCK: tl.c
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
     activated = activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
+    product = activated.to(tl.float32) * factor(up.to(tl.float32), ACTIVATION)
     tl.store(out + row * width + columns, product.to(gate.dtype), mask=inside)
 
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """Return silu(x), or gelu(x) in its tanh form, of x in float32."""
-    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu_tanh")
+    """Return silu(x), gelu(x) in its tanh form, or the gate of gpt-oss, of x in float32."""
+    tl.static_assert(ACTIVATION == "silu" or ACTIVATION == "gelu_tanh" or ACTIVATION == "clamped_swiglu")
     exponent = x
+    if ACTIVATION == "clamped_swiglu":
+        x = tl.where(x > 7.0, 7.0, x)  # unlike a minimum, keeps NaN
+        exponent = 1.702 * x
     if ACTIVATION == "gelu_tanh":
         # (1 + tanh(u)) / 2 = sigmoid(2 u), with u = sqrt(2 / pi) * (x + 0.044715 x^3)
         exponent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
     return x / (1.0 + tl.exp(-exponent))
+
+
+@triton.jit
+def factor(up, ACTIVATION: tl.constexpr):
+    """Return the factor of the activated gate, in float32."""
+    if ACTIVATION == "clamped_swiglu":
+        up = tl.where(up > 7.0, 7.0, up)
+        up = tl.where(up < -7.0, -7.0, up) + 1.0
+    return up
 
 
 def _norm_variants() -> Iterator[Variant]:

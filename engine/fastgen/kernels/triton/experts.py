@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastgen.kernels.gpu.elementwise import ACTIVATIONS, check_activation
-from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K, check_routing
-from fastgen.kernels.triton.elementwise import activate
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS
+from fastgen.kernels.gpu.experts import MAX_EXPERTS, MAX_TOP_K, check_experts, check_routing
+from fastgen.kernels.triton.elementwise import activate, factor
 from fastgen.kernels.triton.expert_sorting import PADDED_EXPERTS, TILES, padded_experts, sort_pairs
 from fastgen.kernels.triton.variant import Variant
 
@@ -73,9 +73,11 @@ def experts(
     weights: torch.Tensor,
     expert_ids: torch.Tensor,
     activation: str,
+    gate_up_biases: torch.Tensor | None = None,
+    down_biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the five kernels of a mixture; see `fastgen.kernels.gpu.experts.experts`."""
-    check_activation(activation)
+    check_experts(activation, gate_up_biases, down_biases)
     (rows, hidden), top_k = x.shape, expert_ids.shape[1]
     num_experts, width = len(gate_up_weights), gate_up_weights.shape[1] // 2
     pairs = rows * top_k
@@ -87,12 +89,14 @@ def experts(
     num_tiles = len(tile_rows)
     activations = x.new_empty(pairs, width)
     _gate_up[(num_tiles * triton.cdiv(width, gate_up.columns),)](
-        x, gate_up_weights, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k, hidden, width,
+        x, gate_up_weights, gate_up_biases, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k,
+        hidden, width,
         ACTIVATION=activation, **gate_up.constants(), num_warps=gate_up.num_warps, num_stages=gate_up.num_stages,
     )  # fmt: skip
     shares = x.new_empty(pairs, hidden)
     _down[(num_tiles * triton.cdiv(hidden, down.columns),)](
-        activations, down_weights, weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles, hidden, width,
+        activations, down_weights, down_biases, weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles,
+        hidden, width,
         **down.constants(), num_warps=down.num_warps, num_stages=down.num_stages,
     )  # fmt: skip
     _sum_shares[(rows, triton.cdiv(hidden, _SUM_BLOCK))](
@@ -155,7 +159,7 @@ def _tile_and_block(num_tiles, num_blocks, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tiles", "top_k"])
 def _gate_up(
-    x, weights, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k, hidden, width,
+    x, weights, biases, sorted_pairs, tile_experts, tile_rows, activations, num_tiles, top_k, hidden, width,
     ACTIVATION: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Compute activation(gate) * up of BLOCK_N columns for the rows of one tile."""
@@ -179,14 +183,19 @@ def _gate_up(
         gate = tl.dot(a, tl.load(gates + start, mask=is_weight, other=0.0), gate, input_precision="ieee")
         up = tl.dot(a, tl.load(ups + start, mask=is_weight, other=0.0), up, input_precision="ieee")
     dtype = activations.dtype.element_ty
-    activated = activate(gate.to(dtype).to(tl.float32), ACTIVATION).to(dtype).to(tl.float32)
-    product = activated * up.to(dtype).to(tl.float32)
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    if biases is not None:
+        own_biases = biases + expert * 2 * width + columns
+        gate = (gate + tl.load(own_biases, mask=columns < width, other=0.0)).to(dtype).to(tl.float32)
+        up = (up + tl.load(own_biases + width, mask=columns < width, other=0.0)).to(dtype).to(tl.float32)
+    activated = activate(gate, ACTIVATION).to(dtype).to(tl.float32)
+    product = activated * factor(up, ACTIVATION)
     tl.store(activations + pairs.to(tl.int64) * width + columns, product.to(dtype), mask=exists & (columns < width))
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _down(
-    activations, weights, pair_weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles, hidden, width,
+    activations, weights, biases, pair_weights, sorted_pairs, tile_experts, tile_rows, shares, num_tiles, hidden, width,
     TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N columns of the experts' outputs, times the router's weights, for the rows of one tile."""
@@ -208,7 +217,11 @@ def _down(
         total = tl.dot(a, b, total, input_precision="ieee")
     dtype = shares.dtype.element_ty
     weight = tl.load(pair_weights + pairs, mask=exists, other=0.0).to(tl.float32)
-    share = (total.to(dtype).to(tl.float32) * weight).to(dtype)
+    total = total.to(dtype).to(tl.float32)
+    if biases is not None:
+        own_biases = tl.load(biases + expert * hidden + columns, mask=columns < hidden, other=0.0)
+        total = (total + own_biases).to(dtype).to(tl.float32)
+    share = (total * weight).to(dtype)
     tl.store(shares + pairs.to(tl.int64) * hidden + columns, share, mask=exists & (columns < hidden))
 
 
@@ -243,14 +256,23 @@ def _product_variants() -> Iterator[Variant]:
         for gate_up, down in table.values():
             signature = dict.fromkeys(("x", "weights", "activations"), matrix) | tiles | {"top_k": "i32"}
             for activation in ACTIVATIONS:
-                constants = gate_up.constants() | {"ACTIVATION": activation}
-                name = f"{dtype}_tile_{gate_up.tile}_{activation}"
-                yield Variant(name, _gate_up, signature, constants, gate_up.num_warps, gate_up.num_stages)
+                types, constants = _with_biases(activation == "clamped_swiglu", signature, gate_up.constants())
+                name, constants = f"{dtype}_tile_{gate_up.tile}_{activation}", constants | {"ACTIVATION": activation}
+                yield Variant(name, _gate_up, types, constants, gate_up.num_warps, gate_up.num_stages)
             signature = dict.fromkeys(("activations", "weights", "pair_weights", "shares"), matrix) | tiles
-            name = f"{dtype}_tile_{down.tile}"
-            yield Variant(name, _down, signature, down.constants(), down.num_warps, down.num_stages)
+            for biased in (False, True):
+                types, constants = _with_biases(biased, signature, down.constants())
+                name = f"{dtype}_tile_{down.tile}" + "_biased" * biased
+                yield Variant(name, _down, types, constants, down.num_warps, down.num_stages)
         signature = {"shares": matrix, "out": matrix, "top_k": "i32", "hidden": "i32:16"}
         yield Variant(dtype, _sum_shares, signature, {"BLOCK": _SUM_BLOCK}, _SUM_WARPS)
+
+
+def _with_biases(
+    biased: bool, signature: dict[str, str], constants: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return types and constants with biases, which only gpt-oss's experts have, or without."""
+    return (signature | {"biases": "*fp32:16"}, constants) if biased else (signature, constants | {"biases": None})
 
 
 VARIANTS = (*_route_variants(), *_product_variants())

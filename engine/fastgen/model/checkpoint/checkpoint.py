@@ -16,26 +16,68 @@ import torch
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
 from fastgen.model.checkpoint.kv_scales import KVScales
+from fastgen.model.checkpoint.packed_blocks import PackedBlocks
+
+# A matrix in the blocks in which a checkpoint stores it.
+StoredBlocks = PackedBlocks | Int8Blocks
 
 # Looks up rows [n] int64 of an embedding table and returns a new [n, columns].
 EmbeddingTable = Callable[[torch.Tensor], torch.Tensor]
 
 
-class StoredTensor(Protocol):
-    """A tensor in a checkpoint, read on demand, in any thread."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows and columns of a tensor; None for all of them. A vector has only rows."""
+
+    rows: range | None = None
+    columns: range | None = None
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of this part of a tensor with the shape `whole`."""
+        return tuple(
+            size if some is None else len(some) for size, some in zip(whole, (self.rows, self.columns), strict=False)
+        )
+
+
+WHOLE = Part()
+
+
+class Readable(Protocol):
+    """What is read on demand, in any thread, into a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape, which is known without reading it."""
 
     def values(self) -> torch.Tensor:
-        """Read the values in a floating type that holds them exactly; may be a view of a mapped file."""
+        """Read the values; may be a view of a mapped file."""
+
+
+class StoredTensor(Readable, Protocol):
+    """A tensor in a checkpoint; its values have a floating type that holds them exactly."""
+
+    @property
+    def block(self) -> int:
+        """Columns that are stored together: a part has whole blocks of them."""
+
+    def part(self, part: Part) -> StoredTensor:
+        """Return a part of a whole tensor, of which nothing else is read.
+
+        Raises:
+            ModelError: if it does not have whole blocks of columns.
+        """
 
     def float32(self) -> torch.Tensor:
         """Read the values as float32."""
 
     def int8(self) -> Int8Blocks:
         """Read a matrix as int8 blocks."""
+
+    def blocks(self) -> StoredBlocks | None:
+        """Read a matrix in the blocks that the checkpoint stores, or None if it stores floating-point numbers.
+
+        Blocks of up to six bits that have the form of `PackedBlocks` are exact; others are quantised to eight bits.
+        """
 
     def table(self) -> EmbeddingTable:
         """Read a matrix as a table of float32 rows, kept in the stored format to save memory."""
@@ -48,13 +90,22 @@ class TensorLocation:
     Attributes:
         name: the file's tensor, which may stack several tensors.
         first_row: first row in the file's tensor, with all its leading dimensions flattened.
-        paired_heads: number of heads whose rows llama.cpp has permuted; 0 if none. It rotates neighbouring rows of
-            Llama's queries and keys, where Hugging Face and this engine rotate the halves of a head.
+        paired_heads: number of heads in which neighbouring rows are rotated together; 0 if the halves of a head are, as
+            in this engine. llama.cpp permutes Llama's queries and keys so, and some families are trained so.
+        step: from one of its rows to the next: 2 where the rows of two tensors alternate.
+        stack: number of matrices or vectors, of as many experts, in the file's tensor; 0 if it has no such dimension.
+        transposed: whether the stacked matrices are [in, out].
+        interleaved: if the file's tensor has the rows of several tensors group by group, the number of groups, and how
+            many rows each tensor has in a group. `first_row` counts as if the tensors followed one another.
     """
 
     name: str
     first_row: int = 0
     paired_heads: int = 0
+    step: int = 1
+    stack: int = 0
+    transposed: bool = False
+    interleaved: tuple[int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +144,23 @@ def rows_before(shapes: Mapping[str, tuple[int, ...]], name: str, part: str, par
 
 
 def stored_shapes(
-    shapes: Mapping[str, tuple[int, ...]], locations: Mapping[str, TensorLocation], experts: int = 0
+    shapes: Mapping[str, tuple[int, ...]], locations: Mapping[str, TensorLocation]
 ) -> dict[str, tuple[int, ...]]:
     """Return the expected shapes of the file's tensors.
 
     Args:
         shapes: shapes of the model's tensors by name.
         locations: where the file stores them, by the same names.
-        experts: number of experts in a layer. A GGUF file stacks them in one tensor.
     """
     stored: dict[str, tuple[int, ...]] = {}
     rows: dict[str, int] = {}
     for name, location in locations.items():
         count, *rest = shapes[name]
-        rows[location.name] = count = max(rows.get(location.name, 0), location.first_row + count)
-        if "_exps." in location.name:
-            stored[location.name] = (experts, count // experts, *rest)
+        end = location.first_row + (count - 1) * location.step + 1
+        rows[location.name] = count = max(rows.get(location.name, 0), end)
+        if location.stack:
+            each = (count // location.stack, *rest)
+            stored[location.name] = (location.stack, *(each[::-1] if location.transposed else each))
         elif "_inp_shexp." in location.name:
             stored[location.name] = tuple(rest)  # llama.cpp's converter drops a dimension of 1
         else:

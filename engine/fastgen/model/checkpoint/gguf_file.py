@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,15 @@ class GGUFFile:
         """Return a tensor's type and its stored bytes."""
         info = self._tensors[name]
         return info.type, np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
+
+    def quantised_size(self) -> tuple[int, int]:
+        """Return the number of values in tensors with shared scales, and the bytes that these take in the file."""
+        tensors = [info for info in self._tensors.values() if info.type.is_quantised]
+        return sum(math.prod(info.shape) for info in tensors), sum(info.num_bytes for info in tensors)
+
+    def matrix_types(self) -> Mapping[str, int]:
+        """Return the number of matrices of each type, the most frequent first."""
+        return dict(Counter(info.type.name for info in self._tensors.values() if len(info.shape) > 1).most_common())
 
     def _read_header(self, cursor: _Cursor) -> tuple[int, int]:
         if self._data[:4] != _MAGIC:

@@ -21,6 +21,8 @@ BLOCK = 32  # values in a block of the Q4, Q5 and Q8 families
 _SUPER = 256  # values in a block of the K family
 _VALUES_AT_A_TIME = 1 << 18
 
+# Types whose values are 4-bit integers times a scale plus an offset, for each `BLOCK` values.
+FOUR_BIT_TYPES = ("Q4_0", "Q4_1", "Q4_K")
 # The sixteen levels of IQ4 (ggml's kvalues_iq4nl).
 _IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
@@ -40,6 +42,11 @@ class TensorType:
     layout: np.dtype[np.void]
     block: int
     expand: Callable[[Structured, FloatArray], None]
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether values share scales, and are not floating-point numbers themselves."""
+        return self.block > 1
 
     @property
     def block_bytes(self) -> int:
@@ -171,15 +178,15 @@ def _q3_k(blocks: Structured, out: FloatArray) -> None:
     parts *= scales[:, :, None]
 
 
-def _scales_and_minimums(packed: Bytes) -> tuple[FloatArray, FloatArray]:
-    """Unpack [n, 12] bytes into six-bit scales and minimums [n, 8].
+def scales_and_minimums(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Unpack the [n, 12] bytes of the Q4_K and Q5_K layouts into six-bit scales and minimums [n, 8].
 
     The last four of each have two of their bits elsewhere.
     """
     first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, rest & 15 | first >> 2 & 48], axis=1)
     minimums = np.concatenate([second & 63, rest >> 4 | second >> 2 & 48], axis=1)
-    return scales.astype(np.float32), minimums.astype(np.float32)
+    return scales, minimums
 
 
 def _scale_parts(values: npt.NDArray[np.generic], blocks: Structured, out: FloatArray) -> None:
@@ -187,7 +194,7 @@ def _scale_parts(values: npt.NDArray[np.generic], blocks: Structured, out: Float
 
     Each eighth of a block has a scale and a minimum.
     """
-    scales, minimums = _scales_and_minimums(blocks["scales"])
+    scales, minimums = (part.astype(np.float32) for part in scales_and_minimums(blocks["scales"]))
     scales *= _column(blocks["scale"])
     minimums *= _column(blocks["minimum"])
     parts = out.reshape(-1, 8, 32)
@@ -195,28 +202,43 @@ def _scale_parts(values: npt.NDArray[np.generic], blocks: Structured, out: Float
     parts -= minimums[:, :, None]
 
 
-def _q4_k(blocks: Structured, out: FloatArray) -> None:
-    _nibbles(blocks["nibbles"].reshape(-1, 4, 32), out.reshape(-1, 4, 2, 32))
-    _scale_parts(out.reshape(-1, 8, 32), blocks, out)
-
-
-def _q5_k(blocks: Structured, out: FloatArray) -> None:
+def k_four_bits(blocks: Structured) -> Bytes:
+    """Return the unsigned values [n, 8, 32] of the Q4_K layout, and the lower bits of Q5_K's."""
     values = np.empty((len(blocks), 8, 32), np.uint8)
     _nibbles(blocks["nibbles"].reshape(-1, 4, 32), values.reshape(-1, 4, 2, 32))
+    return values
+
+
+def k_five_bits(blocks: Structured) -> Bytes:
+    """Return the unsigned values [n, 8, 32] of the Q5_K layout."""
+    values = k_four_bits(blocks)
     fifth = blocks["fifth"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
     values |= fifth << np.uint8(4)
-    _scale_parts(values, blocks, out)
+    return values
 
 
-def _q6_k(blocks: Structured, out: FloatArray) -> None:
+def k_six_bits(blocks: Structured) -> Bytes:
+    """Return the unsigned values [n, 16, 16] of the Q6_K layout."""
     n = len(blocks)
     values = np.empty((n, 2, 2, 64), np.uint8)
     _nibbles(blocks["nibbles"].reshape(n, 2, 64), values)
     values |= _crumbs(blocks["crumbs"]).reshape(n, 2, 2, 64) << np.uint8(4)
+    return values.reshape(n, 16, 16)
+
+
+def _q4_k(blocks: Structured, out: FloatArray) -> None:
+    _scale_parts(k_four_bits(blocks), blocks, out)
+
+
+def _q5_k(blocks: Structured, out: FloatArray) -> None:
+    _scale_parts(k_five_bits(blocks), blocks, out)
+
+
+def _q6_k(blocks: Structured, out: FloatArray) -> None:
     scales = blocks["scales"].astype(np.float32)
     scales *= _column(blocks["scale"])
-    parts = out.reshape(n, 16, 16)
-    np.subtract(values.reshape(n, 16, 16), np.float32(32), out=parts)
+    parts = out.reshape(len(blocks), 16, 16)
+    np.subtract(k_six_bits(blocks), np.float32(32), out=parts)
     parts *= scales[:, :, None]
 
 

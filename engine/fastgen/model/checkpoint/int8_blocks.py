@@ -79,6 +79,10 @@ class Int8Blocks:
             return parts[0]
         return cls(np.concatenate([part.values for part in parts]), np.concatenate([part.scales for part in parts]))
 
+    def rows(self, chosen: npt.NDArray[np.integer]) -> Int8Blocks:
+        """Return the matrix of chosen rows."""
+        return Int8Blocks(self.values[chosen], self.scales[chosen])
+
     def dequantised(self) -> npt.NDArray[np.float32]:
         """Return the exact matrix in float32."""
         columns = self.values.shape[1]

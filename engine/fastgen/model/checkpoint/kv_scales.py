@@ -13,7 +13,10 @@ import torch
 from fastgen.model import ModelError
 
 # compressed-tensors writes `self_attn.k_scale`, NVIDIA's ModelOpt `self_attn.k_proj.k_scale`.
-_NAME = re.compile(r"(?:model\.)?layers\.(\d{1,5})\.self_attn\.(?:(?:[kv]|qkv)_proj\.)?([kv])_scale")
+_NAME = re.compile(
+    r"(?:(?:model|language_model|text_model)\.){0,2}layers\.(\d{1,5})"
+    r"\.self_attn\.(?:(?:[kv]|qkv)_proj\.)?([kv])_scale"
+)
 
 
 @dataclass(frozen=True, slots=True)

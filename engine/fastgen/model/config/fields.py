@@ -51,6 +51,11 @@ class Fields:
         """Return whether the field is set. This does not count as reading it."""
         return self._values.get(self.name_of(name)) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Return whether the field is null, instead of missing. This does not count as reading it."""
+        full = self.name_of(name)
+        return full in self._values and self._values[full] is None
+
     def reads(self, name: str) -> bool:
         """Return whether a getter has asked for the field."""
         return name in self._read

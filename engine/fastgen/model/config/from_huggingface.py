@@ -18,9 +18,6 @@ from fastgen.model.config.rope_from_huggingface import rope_configs
 from fastgen.model.config.unsupported_fields import reject_unsupported_fields
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-# Formats whose scales of keys and values `fastgen.model.checkpoint.kv_scales` reads.
-_KV_FORMATS = ("compressed-tensors", "modelopt")
-_KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
 def architecture_from_huggingface(
@@ -37,7 +34,9 @@ def architecture_from_huggingface(
         ModelError: naming the field that is missing, invalid or not supported.
     """
     family = FAMILIES[config["model_type"]]
-    fields = Fields(config, defaults=family.defaults)
+    # As in transformers, null is the default here.
+    stated = {name: value for name, value in config.items() if value is not None or name != "rope_parameters"}
+    fields = Fields(stated, defaults=family.defaults)
     try:
         _check_common(family, fields)
         architecture = _describe(family, fields, generation_ends or frozenset(), tokenizer_end)
@@ -52,9 +51,10 @@ def _describe(
 ) -> ModelArchitecture:
     heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     head_dim = fields.integer("head_dim", hidden // heads)
-    ropes = rope_configs(fields, head_dim, partial=family.partial_rotary)
+    features: dict[str, Any] = {"attention_scale": head_dim**-0.5, "activation": _ACTIVATIONS[family.activation]}
+    features |= family.describe(fields)
+    ropes = features.pop("rope_configs", None) or rope_configs(fields, head_dim, partial=family.partial_rotary)
     length = longest_sequence(fields.integer("max_position_embeddings"), ropes)
-    features = {"attention_scale": head_dim**-0.5, **family.describe(fields)}
     features["layers"] = tuple(layer.within(length) for layer in features["layers"])
     has_head = family.base_class not in (fields.texts("architectures") or ())
     vocab_size = fields.integer("vocab_size")
@@ -63,7 +63,7 @@ def _describe(
         name=fields.text("model_type"),
         vocab_size=vocab_size,
         hidden_size=hidden,
-        mlp_size=fields.integer("intermediate_size"),
+        mlp_size=features.pop("mlp_size", None) or fields.integer("intermediate_size"),
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=head_dim,
@@ -73,30 +73,17 @@ def _describe(
         tie_word_embeddings=fields.flag("tie_word_embeddings") or not has_head,
         has_head=has_head,
         eos_token_ids=frozenset(token for token in ends if token < vocab_size),
-        activation=_ACTIVATIONS[family.activation],
         **features,
     )
 
 
 def _check_common(family: Family, fields: Fields) -> None:
-    """Reject quantised weights, attention that is not causal, and other activations than the family's."""
-    quantization = fields.mapping("quantization_config")
-    if quantization and not _quantises_only_kv_cache(quantization):
-        raise ModelError("quantization_config is set: quantised checkpoints are not supported, use GGUF")
+    """Reject attention that is not causal, and other activations than the family's."""
     if not fields.flag("is_causal", True):
         raise ModelError("is_causal is false: only causal attention is supported")
-    if fields.flag("use_bidirectional_attention", False):
-        raise ModelError("use_bidirectional_attention is true: only causal attention is supported")
+    bidirectional = fields.value("use_bidirectional_attention")
+    if bidirectional not in (None, False, "vision"):  # tokens of text are causal if only images are not
+        raise ModelError(f"use_bidirectional_attention is {shown(bidirectional)}: only causal attention is supported")
     activation = fields.text(family.activation_field, family.activation)
     if activation != family.activation:
         raise ModelError(f"{family.activation_field} is {shown(activation)}: only {family.activation} is supported")
-
-
-def _quantises_only_kv_cache(quantization: Mapping[str, Any]) -> bool:
-    """Return whether config.json quantises only keys and values, to float8 with one static scale for each layer."""
-    scheme = quantization.get("kv_cache_scheme")
-    if quantization.get("quant_method") not in _KV_FORMATS or not isinstance(scheme, Mapping) or not scheme:
-        return False
-    if quantization.get("config_groups") or quantization.get("quant_algo"):
-        return False
-    return all(scheme.get(name, value) == value for name, value in _KV_SCHEME.items())

@@ -55,7 +55,7 @@ def _qwen2_moe(fields: Fields) -> Features:
 def _qwen3_moe(fields: Fields) -> Features:
     width = fields.integer("expert_feed_forward_length")
     experts = _experts(fields, intermediate_size=width, normalised=True)
-    return {"name": "qwen3_moe", "layers": _unwindowed(fields, experts), "qk_norm": True}
+    return {"name": "qwen3_moe", "layers": _unwindowed(fields, experts), "qk_norm": "heads"}
 
 
 def _gemma2(fields: Fields) -> Features:
@@ -75,7 +75,7 @@ def _gemma3(fields: Fields) -> Features:
     return {
         "name": "gemma3_text",
         "layers": layers,
-        "qk_norm": True,
+        "qk_norm": "heads",
         "logit_softcap": fields.optional_number("final_logit_softcapping"),
         **_gemma(fields, is_27b=len(layers) == 62),
     }
@@ -90,7 +90,7 @@ def _gemma(fields: Fields, *, is_27b: bool) -> Features:
     per_head = hidden // heads if is_27b else fields.integer("attention.key_length", hidden // heads)
     return {
         "activation": "gelu_tanh",
-        "sandwich_norms": True,
+        "output_norms": True,
         "embedding_scale": hidden**0.5,
         "attention_scale": per_head**-0.5,
     }
@@ -150,10 +150,22 @@ def _unwindowed(fields: Fields, experts: Experts | None = None) -> tuple[LayerKi
 FAMILIES: Mapping[str, Callable[[Fields], Features]] = {
     "llama": _llama,
     "qwen2": _plain("qwen2"),
-    "qwen3": _plain("qwen3", qk_norm=True),
+    "qwen3": _plain("qwen3", qk_norm="heads"),
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+}
+
+# By general.architecture: the types of config.json whose models are stored under it.
+MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
+    "llama": ("llama", "mistral", "mixtral"),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "qwen2moe": ("qwen2_moe",),
+    "qwen3moe": ("qwen3_moe",),
+    "phi3": ("phi3",),
+    "gemma2": ("gemma2",),
+    "gemma3": ("gemma3_text",),
 }

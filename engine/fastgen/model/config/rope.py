@@ -65,7 +65,23 @@ class LongScaling:
     attention_factor: float
 
 
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, slots=True)
+class NoRotation:
+    """No positions: queries and keys are not rotated (NoPE, Yang et al., 2025)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the share of the pairs with the shortest wavelengths is rotated; frequencies are divided by `factor`.
+
+    Pairs are halves of the whole head apart, other than with fewer rotated dimensions (Gemma 4).
+    """
+
+    share: float
+    factor: float
+
+
+Scaling = NoRotation | LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,18 @@ class RopeConfig:
     theta: float
     dimensions: int
     scaling: Scaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries grow with their position p: by 1 + beta * log(1 + floor((p + offset) / original length)).
+
+    The offset is 1 in Llama 4 and 0 in Ministral 3.
+    """
+
+    beta: float
+    original_max_position_embeddings: int
+    offset: int = 0
 
 
 def longest_sequence(max_position_embeddings: int, ropes: Sequence[RopeConfig]) -> int:

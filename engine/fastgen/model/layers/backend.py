@@ -14,6 +14,7 @@ import torch
 
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
+from fastgen.model.layers.linear_attention import DeltaWeights
 from fastgen.model.layers.weights import Mixture
 
 
@@ -28,27 +29,37 @@ class Operations(Protocol):
         stream: torch.Tensor,
         update: torch.Tensor | None,
         update_weight: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
     ) -> torch.Tensor:
         """Add `update` to `stream`, both [n, hidden], in place.
 
-        Return the stream's RMS norm times `weight`. With `update_weight`, the update is normalised before it is added.
-        `update` may be overwritten.
+        Return the stream's RMS norm times `weight`, or the stream itself without a weight, in the type of activations.
+        With `update_weight`, the update is normalised before it is added. `update` may be overwritten.
         """
 
     def attend(
-        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        query_norm: torch.Tensor | None,
+        key_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Normalise heads, rotate queries and keys, store keys and values in the cache, and attend.
 
         Args:
             layer: index of the layer.
-            qkv: [T, (heads + 2 * kv heads) * head_dim], may be overwritten.
-            query_norm, key_norm: [head_dim], or both None for no norm.
+            qkv: [T, (heads + 2 * kv heads) * head_dim], may be overwritten; only queries in a layer that attends to the
+                keys and values of an earlier one.
+            query_norm, key_norm: [head_dim], or [width of all heads] for a norm over them, or None for no norm.
+            sinks: [heads] float32, a score without a value in the softmax of each head, or None.
 
         Returns:
             [T, heads * head_dim].
         """
+
+    def attend_linearly(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        """Compute the linear attention of a layer; see `LinearAttention.attend`."""
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return activation(gate) * up [n, width] for [n, 2 * width] with the gate first."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kernels.cpu import elementwise
-from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.decode import NO_SINK, attend_decodes
 from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.elements import ElementArray
@@ -25,12 +25,13 @@ from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.checkpoint import EmbeddingTable
-from fastgen.model.config.architecture import Activation, ModelArchitecture
+from fastgen.model.config.architecture import Activation, Heads, ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.backend import Operations
 from fastgen.model.layers.linear import as_array, padded_rows
+from fastgen.model.layers.linear_attention import DeltaWeights, linear_attention
 from fastgen.model.layers.moe import mixture_of_experts
-from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.rope import Rope, query_scales
 from fastgen.model.layers.weights import Mixture
 
 FloatArray = npt.NDArray[np.float32]
@@ -39,6 +40,7 @@ IntArray = npt.NDArray[np.int64]
 _ACTIVATE: dict[Activation, Callable[[ElementArray, ElementArray], None]] = {
     "silu": elementwise.silu_multiply,
     "gelu_tanh": elementwise.gelu_tanh_multiply,
+    "clamped_swiglu": elementwise.clamped_swiglu_multiply,
 }
 
 
@@ -49,25 +51,35 @@ class CPUBackend:
         ropes: one for each of the architecture's RoPE configurations.
         dtype: of activations.
         pads_rows: `PackedFormat.pads_rows` of the weights.
+        deterministic: whether a token's attention must not depend on the step.
 
     Raises:
         ModelError: if the kernels cannot compute the model's head size.
     """
 
     def __init__(
-        self, architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype, pads_rows: bool
+        self,
+        architecture: ModelArchitecture,
+        ropes: Sequence[Rope],
+        dtype: torch.dtype,
+        pads_rows: bool,
+        deterministic: bool = False,
     ) -> None:
         if dtype == torch.bfloat16:
             from fastgen.kernels.cpu import bfloat16  # noqa: F401  (importing it compiles the kernels)
-        if architecture.head_dim % ROWS:
-            # Tile size of the prefill attention kernel.
-            raise ModelError(
-                f"head size {architecture.head_dim}: on a CPU it must be a multiple of {ROWS}; use --device cuda"
-            )
+        for heads in (architecture.heads, architecture.other_heads or architecture.heads):
+            if heads.head_dim % ROWS:
+                # Tile size of the prefill attention kernel.
+                raise ModelError(
+                    f"head size {heads.head_dim}: on a CPU it must be a multiple of {ROWS}; use --device cuda"
+                )
         self.architecture = architecture
         self.ropes = ropes
         self.dtype = dtype
         self.pads_rows = pads_rows
+        self.deterministic = deterministic
+        self.no_sinks = np.full(architecture.num_heads, NO_SINK, np.float32)
+        self.places = architecture.places
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def __call__(self, forward_input: ForwardInput, cache: KVCache) -> Operations:
@@ -101,9 +113,24 @@ class _Scratch:
         return self if rows == len(self.array) else _Scratch(self.tensor[:rows])
 
 
+class _LayersOfHeads:
+    """Caches and scratch memory of the layers with the same heads."""
+
+    __slots__ = ("attended", "heads", "keys", "queries", "values")
+
+    def __init__(
+        self, heads: Heads, cache: KVCache, num_heads: int, rows: int, padded: int, dtype: torch.dtype
+    ) -> None:
+        self.heads = heads
+        self.keys, self.values = as_array(cache.keys), as_array(cache.values)
+        self.queries = _Scratch(torch.empty(rows, num_heads, heads.head_dim))
+        self.attended = _Scratch(torch.empty(padded, num_heads, heads.head_dim, dtype=dtype))
+        self.attended.tensor[rows:] = 0  # freed memory may hold NaN, which is slow to compute with
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Attention work items, shared by all layers with the same window."""
+    """Attention work items, shared by all layers with the same window, heads and chunks."""
 
     items: DecodeItems
     parts: FloatArray
@@ -121,13 +148,16 @@ class _CPUOperations(Operations):
         self._backend = backend
         self._forward_input = forward_input
         self._dtype = backend.dtype
-        self._keys, self._values = as_array(cache.keys), as_array(cache.values)
+        self._linear_attention = linear_attention(a, forward_input, cache, torch.device("cpu"))
         self._epsilon = np.float32(a.rms_norm_eps)
         self._scale, self._softcap = np.float32(a.attention_scale), np.float32(a.attention_softcap or 0)
         self._activate = _ACTIVATE[a.activation]
         positions = torch.from_numpy(forward_input.positions)
+        scaling = a.query_scaling
+        self._query_scales = None if scaling is None else query_scales(scaling, positions)
         self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
-        self._work = {window: self._plan(window) for window in {layer.window for layer in a.layers}}
+        kinds = {(layer.window, layer.heads, layer.chunk) for layer in a.layers}
+        self._work = {kind: self._plan(*kind, cache.block_size) for kind in kinds}
         self._logit_rows = torch.from_numpy(forward_input.logit_rows)
         self._rows = forward_input.num_rows
         rows = padded_rows(self._rows) if backend.pads_rows else self._rows
@@ -137,9 +167,10 @@ class _CPUOperations(Operations):
         self._normed = _Scratch(torch.empty(most_rows, a.hidden_size, dtype=self._dtype))
         self._activated = torch.empty(most_rows * a.intermediate_size, dtype=self._dtype)
         self._gated: dict[tuple[int, int], _Scratch] = {}
-        self._queries = _Scratch(torch.empty(self._rows, a.num_heads, a.head_dim))
-        self._attended = _Scratch(torch.empty(rows, a.num_heads, a.head_dim, dtype=self._dtype))
-        self._attended.tensor[self._rows :] = 0  # freed memory may hold NaN, which is slow to compute with
+        self._of_heads = {
+            kind: _LayersOfHeads(kind or a.heads, part, a.num_heads, self._rows, rows, self._dtype)
+            for kind, part in zip((None, a.other_heads), cache.by_heads, strict=False)
+        }
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
@@ -151,8 +182,10 @@ class _CPUOperations(Operations):
         stream: torch.Tensor,
         update: torch.Tensor | None,
         update_weight: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
     ) -> torch.Tensor:
+        if weight is None:
+            return self._add(stream, update, update_weight)
         if self._stream is None or self._stream[0] is not stream:
             self._stream = (stream, stream.numpy())
         if update is None:
@@ -164,26 +197,55 @@ class _CPUOperations(Operations):
         elementwise.add_rms_norm(self._stream[1], added, self._backend.array(weight), self._epsilon, out.array)
         return out.tensor
 
+    def _add(
+        self, stream: torch.Tensor, update: torch.Tensor | None, update_weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Add to the stream as `add_norm`, without a norm of the sum."""
+        if update is not None:
+            if update_weight is not None:
+                elementwise.rms_norm(as_array(update), self._backend.array(update_weight), self._epsilon)
+            stream += update
+        return stream if self._dtype == stream.dtype else self._normed.tensor[: len(stream)].copy_(stream)
+
     def attend(
-        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        query_norm: torch.Tensor | None,
+        key_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         a, forward_input, backend = self._backend.architecture, self._forward_input, self._backend
-        kind, mixed = a.layers[layer], as_array(qkv)[: self._rows]
-        keys, values, queries, out = self._keys[layer], self._values[layer], self._queries.array, self._attended.array
-        if query_norm is not None and key_norm is not None:
-            norms = backend.array(query_norm), backend.array(key_norm)
-            elementwise.norm_heads(mixed, *norms, a.num_heads, a.num_kv_heads, self._epsilon)
+        kind, mixed, place = a.layers[layer], as_array(qkv)[: self._rows], backend.places[layer]
+        own = self._of_heads[kind.heads]
+        keys, values, queries, out = own.keys[place], own.values[place], own.queries.array, own.attended.array
+        stored = own.heads.num_kv_heads if kind.kv_layer is None else 0
+        if query_norm is not None:
+            norms = backend.array(query_norm), backend.array(query_norm if key_norm is None else key_norm)
+            segments = (1, 1) if a.qk_norm == "whole" else (a.num_heads, stored)
+            elementwise.norm_heads(mixed, *norms, *segments, self._epsilon)
         cosines, sines = self._rotations[kind.rope]
+        new_keys, new_values = keys[:, :stored], values[:, :stored]
         elementwise.rotate_and_store(
-            mixed, cosines, sines, keys, values, forward_input.blocks, forward_input.slots, queries
+            mixed, cosines, sines, new_keys, new_values, forward_input.blocks, forward_input.slots, queries
         )
-        work, factors = self._work[kind.window], (self._scale, self._softcap)
+        if self._query_scales is not None and kind.scales_queries:
+            own.queries.tensor.mul_(self._query_scales[:, :, None])
+        work = self._work[kind.window, kind.heads, kind.chunk]
+        factors = self._scale, self._softcap, backend.no_sinks if sinks is None else backend.array(sinks)
         if len(work.items.items):
             items, merges = work.items.items, work.items.merges
             attend_decodes(queries, keys, values, forward_input.tables, items, merges, work.parts, out, *factors)
         if len(work.chunks):
-            attend_chunks(queries, keys, values, forward_input.tables, work.chunks, out, *factors)
-        return self._attended.flat
+            as_decodes = backend.deterministic
+            attend_chunks(queries, keys, values, forward_input.tables, work.chunks, out, *factors, as_decodes)
+        return own.attended.flat
+
+    def attend_linearly(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        assert self._linear_attention is not None
+        rows = self._rows
+        attended = self._linear_attention.attend(self._backend.places[layer], weights, qkvz[:rows], ba[:rows])
+        return F.pad(attended, (0, 0, 0, self._padding)) if self._padding else attended
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
@@ -201,24 +263,28 @@ class _CPUOperations(Operations):
         self._rows = len(self._logit_rows)  # from here on, without padding
         return x.index_select(0, self._logit_rows)
 
-    def _plan(self, window: int | None) -> _Work:
+    def _plan(self, window: int | None, kind: Heads | None, chunk: int | None, block_size: int) -> _Work:
         a, forward_input = self._backend.architecture, self._forward_input
+        if chunk is not None:
+            forward_input = forward_input.within_chunks(chunk, block_size)
+        heads = kind or a.heads
+        group = a.num_heads // heads.num_kv_heads
         items = DecodeItems.cut(
             forward_input.contexts,
             forward_input.table_starts,
-            num_kv_heads=a.num_kv_heads,
+            num_kv_heads=heads.num_kv_heads,
             num_threads=torch.get_num_threads(),
             window=window,
         )
         chunks = [(span.row, span.num_tokens, span.context, span.table_start) for span in forward_input.chunks]
         return _Work(
             items=items,
-            parts=np.empty((items.num_parts, a.heads_per_kv_head, a.head_dim + 2), np.float32),
+            parts=np.empty((items.num_parts, group, heads.head_dim + 2), np.float32),
             chunks=cut_chunks(
                 np.array(chunks, np.int64).reshape(-1, 4),
                 lanes=TILE_COLUMNS,
-                num_kv_heads=a.num_kv_heads,
-                group=a.heads_per_kv_head,
+                num_kv_heads=heads.num_kv_heads,
+                group=group,
                 num_threads=torch.get_num_threads(),
                 window=window,
             ),

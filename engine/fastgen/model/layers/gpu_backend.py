@@ -6,7 +6,7 @@ On a CPU the operators run their readable twins, so the same code path is tested
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,24 +18,67 @@ from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.kernels.gpu.rotary_cache import rotary_cache
 from fastgen.kernels.gpu.work_list import list_attention_work
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.checkpoint.kv_scales import KVScales
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.device_input import DeviceInput
 from fastgen.model.layers.backend import Operations
-from fastgen.model.layers.moe import shared_expert
-from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.float8_linear import Float8Linear, float8_rows
+from fastgen.model.layers.int4_linear import Int4Linear, int4_rows
+from fastgen.model.layers.linear import BiasedLinear, Linear, PlainLinear
+from fastgen.model.layers.linear_attention import DeltaWeights
+from fastgen.model.layers.moe import route, shared_expert
+from fastgen.model.layers.rope import Rope, query_scales
 from fastgen.model.layers.torch_backend import DeviceTable, TorchFormat
 from fastgen.model.layers.weights import Mixture
 
 
-class GPUFormat(TorchFormat):
-    """Matrices for cuBLAS and for the kernel of expert mixtures."""
+class StackedExperts(NamedTuple):
+    """The experts of a mixture for `kernels.gpu.experts.experts`. Biases are float32, or None."""
 
-    def experts(self, mlps: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return gate_up [E, 2 * width, hidden] with the gate first, and down [E, hidden, width]."""
+    gate_up: torch.Tensor  # [E, 2 * width, hidden], the gate first
+    gate_up_biases: torch.Tensor | None  # [E, 2 * width]
+    down: torch.Tensor  # [E, hidden, width]
+    down_biases: torch.Tensor | None  # [E, hidden]
+
+
+class GPUFormat(TorchFormat):
+    """Matrices for cuBLAS and for the kernel of expert mixtures.
+
+    Weights stay in float8 where the GPU multiplies it, and stay 4-bit integers; other weights are in `dtype`.
+    """
+
+    def linear(self, parts: Sequence[StoredTensor]) -> Linear:
+        """Return the product in the checkpoint's format where there is one, otherwise torch's."""
+        if (float8 := float8_rows(parts, self._device, self._dtype)) is not None:
+            scales = torch.cat([part.scales() for part in float8])
+            return Float8Linear(self._matrix(float8, torch.float8_e4m3fn), scales.to(self._device))
+        if (int4 := int4_rows(parts, self._dtype)) is not None:
+            scales, offsets = map(torch.cat, zip(*(part.scales() for part in int4), strict=True))
+            order = None if int4[0].order is None else int4[0].order.to(self._device)
+            packed = self._matrix(int4, torch.uint8)
+            return Int4Linear(packed, scales.to(self._device), offsets.to(self._device), order)
+        return super().linear(parts)
+
+    def exact(self, part: StoredTensor) -> Linear:
+        """Return torch's product."""
+        return super().linear([part])
+
+    def experts(self, mlps: tuple[Any, ...]) -> StackedExperts:
+        """Return the experts, dequantised."""
         self.wait()
-        return torch.stack([mlp.gate_up.weight for mlp in mlps]), torch.stack([mlp.down.weight for mlp in mlps])
+        gate_ups, downs = [mlp.gate_up for mlp in mlps], [mlp.down for mlp in mlps]
+        return StackedExperts(*self._stacked(gate_ups), *self._stacked(downs))
+
+    def _stacked(self, products: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the weights of products, and their biases if they have them."""
+        if isinstance(products[0], BiasedLinear):
+            biases = torch.stack([product.bias for product in products])
+            return self._stacked([product.product for product in products])[0], biases
+        return torch.stack([self._plain(product) for product in products]), None
+
+    def _plain(self, product: PlainLinear | Float8Linear | Int4Linear) -> torch.Tensor:
+        return product.weight if isinstance(product, PlainLinear) else product.dequantised(self._dtype)
 
 
 class GPUBackend:
@@ -59,6 +102,8 @@ class GPUBackend:
         self.kv_scales = kv_scales or (KVScales(),) * architecture.num_layers
         positions = torch.arange(max_positions, device=device)
         self.rotations = [tuple(part.contiguous() for part in rope(positions)) for rope in ropes]
+        scaling = architecture.query_scaling
+        self.query_scales = None if scaling is None else query_scales(scaling, positions)
         elements = workspace_elements(architecture.num_kv_heads, architecture.head_dim, device)
         self.workspace = torch.zeros(elements, device=device)
 
@@ -76,6 +121,8 @@ class _GPUOperations(Operations):
         self._input = forward_input
         self._cache = cache
         self._work: dict[int, torch.Tensor] = {}  # list of the step's attention, by window
+        scales = backend.query_scales
+        self._query_scales = None if scales is None else scales.index_select(0, forward_input.positions)
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         assert isinstance(table, DeviceTable)
@@ -87,17 +134,32 @@ class _GPUOperations(Operations):
         stream: torch.Tensor,
         update: torch.Tensor | None,
         update_weight: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
     ) -> torch.Tensor:
-        return add_rms_norm(stream, update, update_weight, weight, self._architecture.rms_norm_eps)
+        eps = self._architecture.rms_norm_eps
+        if weight is not None:
+            return add_rms_norm(stream, update, update_weight, weight, eps)
+        if update is not None:
+            stream += update if update_weight is None else add_rms_norm(update, None, None, update_weight, eps)
+        return stream
 
     def attend(
-        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        query_norm: torch.Tensor | None,
+        key_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         a, step = self._architecture, self._input
         kind, keys, values = a.layers[layer], self._cache.keys[layer], self._cache.values[layer]
         cosines, sines = self._backend.rotations[kind.rope]
         scales = self._backend.kv_scales[layer]
+        if a.qk_norm == "whole" and query_norm is not None and key_norm is not None:
+            self._norm_whole(qkv, query_norm, key_norm)
+            query_norm = key_norm = None
+        if self._query_scales is not None and kind.scales_queries:
+            qkv[:, : a.num_heads * a.head_dim].mul_(self._query_scales)
         rotary_cache(
             qkv, query_norm, key_norm, cosines, sines, step.positions, step.slot_mapping, keys, values, a.num_heads,
             a.rms_norm_eps, key_scale=scales.key, value_scale=scales.value,
@@ -108,19 +170,32 @@ class _GPUOperations(Operations):
             self._work[window] = list_attention_work(queries, keys, step.query_starts, step.seq_lens, window)
         paged_attention(
             out, queries, keys, values, step.query_starts, step.seq_lens, step.block_tables, self._work[window],
-            self._backend.workspace, scale=a.attention_scale, window=window, softcap=a.attention_softcap or 0.0,
-            key_scale=scales.key, value_scale=scales.value,
+            self._backend.workspace, scale=a.attention_scale, sinks=sinks, window=window,
+            softcap=a.attention_softcap or 0.0, key_scale=scales.key, value_scale=scales.value,
         )  # fmt: skip
         return out.flatten(1)
+
+    def _norm_whole(self, qkv: torch.Tensor, query_norm: torch.Tensor, key_norm: torch.Tensor) -> None:
+        """Normalise the queries of all heads together, and the keys, in place."""
+        parts = qkv.split([len(query_norm), len(key_norm), len(key_norm)], 1)  # type: ignore[no-untyped-call]
+        for part, norm in zip(parts, (query_norm, key_norm), strict=False):
+            part.copy_(add_rms_norm(part.contiguous(), None, None, norm, self._architecture.rms_norm_eps))
+
+    def attend_linearly(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        raise NotImplementedError("has_gpu_operators leaves models with linear attention to other backends")
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         return gated_activation(gate_up, self._architecture.activation)
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
         # Nothing here waits for the device: the number of rows of each expert stays there.
-        weights, ids = route_experts(mixture.router(x), mixture.shape.top_k, mixture.shape.normalised)
-        gate_up, down = mixture.experts
-        out = experts(x, gate_up, down, weights, ids, self._architecture.activation)
+        if mixture.shape.sigmoid is None:
+            weights, ids = route_experts(mixture.router(x), mixture.shape.top_k, mixture.shape.normalised)
+        else:
+            weights, chosen = route(mixture, x)
+            ids = chosen.int()
+        own, activation = mixture.experts, self._architecture.activation
+        out = experts(x, own.gate_up, own.down, weights, ids, activation, own.gate_up_biases, own.down_biases)
         return out if mixture.shared is None else out.add_(shared_expert(mixture.shared, x, self.activate))
 
     def select_logit_rows(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from fastgen.kernels.cpu.matmul.int8_layout import BLOCK, GROUP_LANES, TILE_LANES, in_byte_groups, in_groups
 from fastgen.model.checkpoint.checkpoint import StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.layers.linear import Linear, PackedFormat, as_array
+from fastgen.model.layers.linear import Linear, PackedFormat, WidenedLinear, as_array
 from fastgen.model.processor import int8_choice
 
 
@@ -26,15 +27,25 @@ class Int8Format(PackedFormat):
         ConfigError: as `PackedFormat` and `int8_choice`.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(dtype)
+    block = BLOCK
+
+    def __init__(self, dtype: torch.dtype = torch.float32, choice: str | None = None) -> None:
+        super().__init__(dtype, choice)
         self.pads_rows = False  # the int8 kernels take any number of rows
         self._int8_kind = Int8VNNILinear if int8_choice().product == "vnni" else Int8Linear
         assert dtype == torch.float32 or self._int8_kind is Int8VNNILinear
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with int8 blocks."""
-        return self._int8_kind(Int8Blocks.stacked([part.int8() for part in parts]))
+        return self.of_blocks(Int8Blocks.stacked([part.int8() for part in parts]))
+
+    def of_blocks(self, blocks: Int8Blocks) -> Int8Linear | Int8VNNILinear:
+        """Return the product with int8 blocks."""
+        return self._int8_kind(blocks)
+
+    def head(self, part: StoredTensor) -> Linear:
+        """Return the product with int8 blocks."""
+        return WidenedLinear(self.linear([part]))
 
     def exact(self, part: StoredTensor) -> Linear:
         """Return the packed product, which is not quantised."""
@@ -55,6 +66,17 @@ class _Int8Product:
     def num_bytes(self) -> int:
         """Memory of the matrix."""
         return self._values.nbytes + self._scales.nbytes
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows [n] of the matrix in float32: it is also an embedding table."""
+        groups, lanes = np.divmod(rows.numpy(), self._scales.shape[2])
+        values = self._unpacked(np.ascontiguousarray(self._values[groups, :, lanes]))[:, : self._columns]
+        scales = np.ascontiguousarray(self._scales[groups, :, lanes])
+        return torch.from_numpy(Int8Blocks(values, scales).dequantised())
+
+    def _unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+        """Return the weights of outputs that are laid out for the kernel."""
+        return values
 
     def _multiply(self, kernel: Callable[..., None], x: torch.Tensor) -> torch.Tensor:
         """Run the kernel, and remove the outputs that pad the last group."""
@@ -99,6 +121,9 @@ class Int8VNNILinear(_Int8Product):
 
     def __init__(self, blocks: Int8Blocks) -> None:
         super().__init__(blocks, in_byte_groups(blocks.values), TILE_LANES)
+
+    def _unpacked(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+        return (values.view(np.uint8) ^ np.uint8(128)).view(np.int8)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""

@@ -1,7 +1,8 @@
 """Matrix products with constant weights: packed once, used for any number of rows.
 
 In float32 the project's kernel is the default on every processor: its layout takes the weight's size plus padding of
-less than one tile of columns. In bfloat16 oneDNN's packed product is the default, because it uses AMX.
+less than one tile of columns. In bfloat16 oneDNN's packed product is the default, because it uses AMX and is faster for
+many rows; the project's, with which a row's result does not depend on other rows, serves the head and --deterministic.
 `FASTGEN_CPU_LINEAR` selects another one. A oneDNN packing made for 256 rows serves any number of rows, which is
 undocumented, so it is tested on every shape of the model before use. MKL's packed product is not offered: its packing
 reserves more than twice the weight's size.
@@ -24,7 +25,8 @@ import torch.nn.functional as F
 
 from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
 from fastgen.model import first_line
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, Readable, StoredTensor
+from fastgen.model.layers.bfloat16_linear import BFloat16Head, BFloat16Linear
 from fastgen.model.processor import LINEAR_CHOICES, LINEAR_VARIABLE, linear_choice
 from fastgen.settings import ConfigError
 
@@ -51,7 +53,13 @@ class Linear(Protocol):
 
 
 class WeightFormat(ABC):
-    """Places weights in the format that the forward pass uses; by default, on the CPU."""
+    """Places weights in the format that the forward pass uses; by default, on the CPU.
+
+    Attributes:
+        block: columns of a matrix that are quantised together; a rank should hold whole blocks.
+    """
+
+    block = 1
 
     def placing(self) -> AbstractContextManager[object]:
         """Return the context in which to place weights: at its end, all are in place."""
@@ -61,9 +69,17 @@ class WeightFormat(ABC):
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the product with the concatenated matrices of `parts`, [out, in] each."""
 
+    @abstractmethod
+    def head(self, part: StoredTensor) -> Linear:
+        """Return the product with the output head, whose results are float32 (`layers.head`)."""
+
     def exact(self, part: StoredTensor) -> Linear:
         """Return the product with a small, sensitive matrix such as a router, which must not be quantised."""
         return self.linear([part])
+
+    def float32(self, matrix: torch.Tensor) -> Linear:
+        """Return the product in float32 with a float32 matrix, whatever the type of activations."""
+        return FloatLinear(self.vector(matrix))
 
     def table(self, part: StoredTensor) -> EmbeddingTable:
         """Return an embedding table."""
@@ -100,6 +116,19 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product."""
         return F.linear(x, self.weight)
+
+
+class FloatLinear:
+    """torch's product in float32, whatever the type of activations: [n, in] -> [n, out] float32."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the product."""
+        return F.linear(x.float(), self.weight)
 
 
 class OneDNNLinear:
@@ -150,15 +179,28 @@ class TiledLinear:
 class BiasedLinear:
     """A product plus a bias [out], which is added in place because every product returns a new tensor."""
 
-    __slots__ = ("_bias", "_product")
+    __slots__ = ("bias", "product")
 
     def __init__(self, product: Linear, bias: torch.Tensor) -> None:
-        self._product = product
-        self._bias = bias
+        self.product = product
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the product and add the bias."""
-        return self._product(x).add_(self._bias)
+        return self.product(x).add_(self.bias)
+
+
+class WidenedLinear:
+    """A product that takes float32 inputs and so returns float32 results, for inputs in bfloat16."""
+
+    __slots__ = ("product",)
+
+    def __init__(self, product: Linear) -> None:
+        self.product = product
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the product."""
+        return self.product(x.float())
 
 
 @cache
@@ -172,7 +214,7 @@ def _tiled_kernel() -> Callable[..., None]:
     return multiply
 
 
-LinearKind = type[OneDNNLinear] | type[TiledLinear] | type[PlainLinear]
+LinearKind = type[OneDNNLinear] | type[TiledLinear] | type[BFloat16Linear] | type[PlainLinear]
 
 KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLinear, PlainLinear), strict=True))
 
@@ -180,18 +222,24 @@ KINDS: dict[str, LinearKind] = dict(zip(LINEAR_CHOICES, (TiledLinear, OneDNNLine
 class PackedFormat(WeightFormat):
     """Weights on the CPU in float32 or bfloat16, packed for the selected product.
 
+    Args:
+        dtype: of weights and activations.
+        choice: the product, one of `LINEAR_CHOICES`; None for `linear_choice`.
+
     Attributes:
         pads_rows: whether a step should pad its rows once, as `padded_rows`, so that its products need not.
 
     Raises:
-        ConfigError: if the environment names an unknown product, or one that the dtype lacks.
+        ConfigError: if the environment names an unknown product.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, choice: str | None = None) -> None:
         self._dtype = dtype
-        self._kind = KINDS[linear_choice(str(dtype).removeprefix("torch."))]
+        self._kind = KINDS[choice or linear_choice(str(dtype).removeprefix("torch."))]
+        if self._kind is TiledLinear and dtype == torch.bfloat16:
+            self._kind = BFloat16Linear
         self._tried: set[torch.Size] = set()
-        self.pads_rows = dtype == torch.bfloat16
+        self.pads_rows = dtype == torch.bfloat16 and self._kind is not BFloat16Linear
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the packed product.
@@ -205,16 +253,23 @@ class PackedFormat(WeightFormat):
         if self._kind is OneDNNLinear and weight.shape not in self._tried:
             fault = packing_fault(self._kind, weight)
             if fault is not None and os.environ.get(LINEAR_VARIABLE):
-                choices = "plain" if self._dtype == torch.bfloat16 else "tiled or plain"
-                raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose {choices}")
+                raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose tiled or plain")
             if fault is not None:
                 log.warning("%s product plain, which is slow: onednn cannot be used here: %s", self._dtype, fault)
                 self._kind = PlainLinear
             self._tried.add(weight.shape)
         return self._kind(weight)
 
+    def head(self, part: StoredTensor) -> Linear:
+        """Return the packed product; in bfloat16 always the project's, because torch has none with float32 results."""
+        return BFloat16Head(stacked([part], self._dtype)) if self._dtype == torch.bfloat16 else self.linear([part])
 
-def stacked(parts: Sequence[StoredTensor], dtype: torch.dtype) -> torch.Tensor:
+    def float32(self, matrix: torch.Tensor) -> Linear:
+        """Return the project's product, with which a row's result does not depend on other rows."""
+        return WidenedLinear(TiledLinear(matrix))
+
+
+def stacked(parts: Sequence[Readable], dtype: torch.dtype) -> torch.Tensor:
     """Concatenate the rows of matrices, converted from their stored types to `dtype`."""
     stored = [part.values() for part in parts]
     matrices = [values.to(dtype) for values in stored]

@@ -9,7 +9,16 @@ import math
 
 import torch
 
-from fastgen.model.config.rope import LinearScaling, Llama3Scaling, LongScaling, RopeConfig, YarnScaling
+from fastgen.model.config.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NoRotation,
+    ProportionalScaling,
+    QueryScaling,
+    RopeConfig,
+    YarnScaling,
+)
 
 
 class Rope:
@@ -27,6 +36,8 @@ class Rope:
         if factors is not None:
             frequencies = frequencies / factors
         match rope.scaling:
+            case NoRotation():
+                frequencies = torch.zeros_like(frequencies)
             case LinearScaling(factor):
                 frequencies = frequencies / factor
             case Llama3Scaling() as scaling:
@@ -34,6 +45,9 @@ class Rope:
             case YarnScaling() as scaling:
                 frequencies = blend_by_rotations(rope, scaling)
                 self._magnitude = scaling.attention_factor
+            case ProportionalScaling(share, factor):
+                frequencies = frequencies / factor
+                frequencies[int(share * rope.dimensions // 2) :] = 0
             case LongScaling() as scaling:
                 is_long = longest > scaling.original_max_position_embeddings
                 divisors = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
@@ -47,15 +61,22 @@ class Rope:
         return angles.cos() * self._magnitude, angles.sin() * self._magnitude
 
 
+def query_scales(scaling: QueryScaling, positions: torch.Tensor) -> torch.Tensor:
+    """Return the factors [T, 1] float32 of queries at positions [T]."""
+    periods = torch.floor((positions + scaling.offset).float() / scaling.original_max_position_embeddings)
+    return (1 + scaling.beta * torch.log(1 + periods))[:, None]
+
+
 def stretch(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Apply Llama 3.1's scaling to frequencies.
 
-    Low ones are divided by the factor, high ones are kept, and those between are blended.
+    Low ones are divided by the factor, high ones are kept, and those between are blended. If the bounds are equal, the
+    blend divides by 0, and no frequency takes it.
     """
     wavelengths = 2 * math.pi / frequencies
     original = scaling.original_max_position_embeddings
     blend = (original / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    long = wavelengths > original / scaling.low_freq_factor
+    long = wavelengths >= original / scaling.low_freq_factor
     short = wavelengths < original / scaling.high_freq_factor
     divided = frequencies / scaling.factor
     blended = (1 - blend) * divided + blend * frequencies

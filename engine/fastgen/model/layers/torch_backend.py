@@ -11,13 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 
+from fastgen.kernels.gpu.elementwise import ACTIVATIONS
 from fastgen.kv_cache.tensors import KVCache
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, Readable, StoredTensor
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.forward_input import ForwardInput
+from fastgen.model.layers.head import TorchHead
 from fastgen.model.layers.linear import Linear, PlainLinear, WeightFormat, stacked
+from fastgen.model.layers.linear_attention import DeltaWeights, linear_attention
 from fastgen.model.layers.moe import mixture_of_experts
-from fastgen.model.layers.rope import Rope
+from fastgen.model.layers.rope import Rope, query_scales
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.layers.weight_reader import PinnedCopier, WeightReader
 from fastgen.model.layers.weights import Mixture
@@ -47,7 +50,7 @@ class TorchFormat(WeightFormat):
         if reader is None and device.type == "cuda":
             reader = WeightReader(device, lambda: PinnedCopier(device))
         self._reader = reader
-        self._last: tuple[StoredTensor, torch.Tensor] | None = None  # the head is the last matrix before the embedding
+        self._head: tuple[StoredTensor, torch.Tensor] | None = None  # until the embedding, which it may be tied to
 
     def placing(self) -> AbstractContextManager[object]:
         """Return the context in which to place weights: at its end, all are in place."""
@@ -60,22 +63,25 @@ class TorchFormat(WeightFormat):
 
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return torch's product."""
-        matrix = self._matrix(parts)
-        self._last = (parts[0], matrix) if len(parts) == 1 else None
-        return PlainLinear(matrix)
+        return PlainLinear(self._matrix(parts, self._dtype))
+
+    def head(self, part: StoredTensor) -> Linear:
+        """Return torch's product with float32 results."""
+        matrix = self._matrix([part], self._dtype)
+        self._head = (part, matrix)
+        return TorchHead(matrix)
 
     def table(self, part: StoredTensor) -> EmbeddingTable:
         """Return the matrix on the device, which a tied head shares."""
-        if self._last is not None and self._last[0] is part:
-            return DeviceTable(self._last[1])
-        return DeviceTable(self._matrix([part]))
+        head, self._head = self._head, None
+        return DeviceTable(head[1] if head is not None and head[0] is part else self._matrix([part], self._dtype))
 
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights on the device, in float32."""
         return weight.to(self._device, torch.float32)
 
-    def _matrix(self, parts: Sequence[StoredTensor]) -> torch.Tensor:
-        return stacked(parts, self._dtype) if self._reader is None else self._reader.read(parts, self._dtype)
+    def _matrix(self, parts: Sequence[Readable], dtype: torch.dtype) -> torch.Tensor:
+        return stacked(parts, dtype) if self._reader is None else self._reader.read(parts, dtype)
 
 
 class TorchOperations:
@@ -90,11 +96,23 @@ class TorchOperations:
         cache: KVCache,
     ) -> None:
         self._architecture = architecture
-        self._attention = TorchPagedAttention(forward_input, cache, device)
+        self._places = architecture.places
+        self._linear_attention = linear_attention(architecture, forward_input, cache, device)
+        caches = dict(zip((None, architecture.other_heads), cache.by_heads, strict=False))
+        inputs = {
+            chunk: forward_input if chunk is None else forward_input.within_chunks(chunk, cache.block_size)
+            for chunk in {layer.chunk for layer in architecture.layers}
+        }
+        self._attention = {
+            (heads, chunk): TorchPagedAttention(inputs[chunk], caches[heads], device)
+            for heads, chunk in {(layer.heads, layer.chunk) for layer in architecture.layers}
+        }
         self._token_ids = torch.from_numpy(forward_input.token_ids).to(device)
         self._logit_rows = torch.from_numpy(forward_input.logit_rows).to(device)
         positions = torch.from_numpy(forward_input.positions).to(device)
         self._rotations = [rope(positions) for rope in ropes]
+        scaling = architecture.query_scaling
+        self._query_scales = None if scaling is None else query_scales(scaling, positions)
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
         """Look up the embeddings of the step's tokens."""
@@ -107,12 +125,12 @@ class TorchOperations:
         stream: torch.Tensor,
         update: torch.Tensor | None,
         update_weight: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
     ) -> torch.Tensor:
         """Add in place and normalise."""
         if update is not None:
             stream += update if update_weight is None else self._norm(update, update_weight)
-        return self._norm(stream, weight)
+        return stream if weight is None else self._norm(stream, weight)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension, in float32."""
@@ -121,34 +139,50 @@ class TorchOperations:
         return (wide * scale * weight).to(x.dtype)
 
     def attend(
-        self, layer: int, qkv: torch.Tensor, query_norm: torch.Tensor | None, key_norm: torch.Tensor | None
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        query_norm: torch.Tensor | None,
+        key_norm: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys, store keys and values, and attend."""
         a, kind = self._architecture, self._architecture.layers[layer]
-        heads = qkv.view(len(qkv), -1, a.head_dim)
-        queries, keys, values = torch.split(heads, [a.num_heads, a.num_kv_heads, a.num_kv_heads], 1)
-        if query_norm is not None and key_norm is not None:
-            queries, keys = self._norm(queries, query_norm), self._norm(keys, key_norm)
+        heads = qkv.view(len(qkv), -1, a.heads_of(layer).head_dim)
+        attention = self._attention[kind.heads, kind.chunk]
+        queries, keys_and_values = torch.split(heads, [a.num_heads, heads.shape[1] - a.num_heads], 1)
+        if query_norm is not None:
+            queries = self._norm_of(queries, query_norm)
+        if self._query_scales is not None and kind.scales_queries:
+            queries = (queries * self._query_scales[:, None]).to(queries.dtype)
         cosines, sines = self._rotations[kind.rope]
-        attended = self._attention.store_and_attend(
-            layer,
+        if kind.kv_layer is None:
+            keys, values = keys_and_values.chunk(2, 1)
+            if key_norm is not None:
+                keys = self._norm_of(keys, key_norm)
+            attention.store(self._places[layer], _rotated(keys, cosines, sines), values)
+        attended = attention.attend(
+            self._places[layer],
             _rotated(queries, cosines, sines),
-            _rotated(keys, cosines, sines),
-            values,
             scale=a.attention_scale,
             window=kind.window,
             softcap=a.attention_softcap,
+            sinks=sinks,
         )
         return attended.flatten(1)
 
+    def _norm_of(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Normalise heads [T, heads, head_dim], each or all together, as the size of the weight says."""
+        return self._norm(heads.reshape(len(heads), -1, len(weight)), weight).view(heads.shape)
+
+    def attend_linearly(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
+        """Compute linear attention."""
+        assert self._linear_attention is not None
+        return self._linear_attention.attend(self._places[layer], weights, qkvz, ba)
+
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Multiply the activated gate with the up projection."""
-        gate, up = gate_up.chunk(2, -1)
-        match self._architecture.activation:
-            case "silu":
-                return F.silu(gate) * up
-            case "gelu_tanh":
-                return F.gelu(gate, approximate="tanh") * up
+        """Combine the gate and the up projection."""
+        return ACTIVATIONS[self._architecture.activation](gate_up)
 
     def mixture(self, mixture: Mixture, x: torch.Tensor) -> torch.Tensor:
         """Compute each expert over its rows."""

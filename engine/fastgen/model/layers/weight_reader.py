@@ -19,7 +19,7 @@ import torch
 
 from fastgen.kernels.cpu.environment import usable_cpus
 from fastgen.kv_cache.tensors import pinned
-from fastgen.model.checkpoint.checkpoint import StoredTensor
+from fastgen.model.checkpoint.checkpoint import Readable
 
 PIECE_BYTES = 16 << 20
 _MOST_THREADS = 4
@@ -98,7 +98,7 @@ class WeightReader(AbstractContextManager["WeightReader"]):
         self._copiers: list[Copier] = []
         self._reads: deque[Future[None]] = deque()
 
-    def read(self, parts: Sequence[StoredTensor], dtype: torch.dtype) -> torch.Tensor:
+    def read(self, parts: Sequence[Readable], dtype: torch.dtype) -> torch.Tensor:
         """Return the rows of matrices [rows, in] on the device; they are complete after `wait`.
 
         Raises:
@@ -135,7 +135,7 @@ class WeightReader(AbstractContextManager["WeightReader"]):
         finally:
             self._pool.shutdown(cancel_futures=True)
 
-    def _read(self, part: StoredTensor, target: torch.Tensor) -> None:
+    def _read(self, part: Readable, target: torch.Tensor) -> None:
         try:
             if (copier := getattr(self._own, "copier", None)) is None:
                 copier = self._own.copier = self._make_copier()

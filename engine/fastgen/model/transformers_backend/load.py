@@ -16,6 +16,7 @@ from fastgen.model.device_errors import is_device_error
 from fastgen.model.transformers_backend import falcon, paged_attention, self_check
 from fastgen.model.transformers_backend.model import TransformersModel
 from fastgen.model.transformers_backend.paged_attention import IMPLEMENTATION, NotServedError
+from fastgen.model.transformers_backend.shape import layer_windows
 from fastgen.text.tokenizer_formats.huggingface import end_token_id
 
 
@@ -32,7 +33,7 @@ def load_transformers_model(
             fault.
     """
     progress(0.0)
-    model_class = _model_class(directory)
+    model_class = check_configuration(directory)
     paged_attention.register()
     model, tokenizer_end = _read_weights(directory, model_class, dtype), end_token_id(directory)
     torch.nn.Module.to(model, device)
@@ -47,20 +48,17 @@ def load_transformers_model(
     except Exception as error:  # whatever the model's code raises
         if is_device_error(error):
             raise
-        raise ModelError(
-            f"{directory}: {model_class.__name__} cannot be served: its code in transformers fails with "
-            f"{type(error).__name__} ({first_line(error)})"
-        ) from error
+        raise _failed(directory, model_class, error) from error
     progress(1.0)
     return adapted
 
 
-def _model_class(directory: Path) -> type[PreTrainedModel]:
-    """Return transformers' class for the model at `directory`.
+def check_configuration(directory: Path) -> type[PreTrainedModel]:
+    """Return transformers' class for the model at `directory`, after checking what can be checked without weights.
 
     Raises:
-        ModelError: if there is none, `architectures` names another class, its attention cannot be replaced, or it takes
-            no position ids.
+        ModelError: if there is none, `architectures` names another class, its attention cannot be replaced or is not
+            implemented, it takes no position ids, or the code of its configuration fails.
     """
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
@@ -82,7 +80,20 @@ def _model_class(directory: Path) -> type[PreTrainedModel]:
         raise ModelError(f"{directory}: {name} cannot be served: its code in transformers has fixed attention")
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
         raise ModelError(f"{directory}: {name} cannot be served: its code in transformers takes no position_ids")
+    try:
+        layer_windows(config, getattr(config, "num_hidden_layers", 0))
+    except NotServedError as error:
+        raise ModelError(f"{directory}: {name} cannot be served: it needs {error}") from None
+    except Exception as error:  # whatever the code of its configuration raises
+        raise _failed(directory, model_class, error) from error
     return model_class
+
+
+def _failed(directory: Path, model_class: type[PreTrainedModel], error: Exception) -> ModelError:
+    return ModelError(
+        f"{directory}: {model_class.__name__} cannot be served: its code in transformers fails with "
+        f"{type(error).__name__} ({first_line(error)})"
+    )
 
 
 def _read_weights(directory: Path, model_class: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.config.end_tokens import end_tokens, eos_token_ids
 from fastgen.model.forward_input import ForwardInput
+from fastgen.model.layers.head import TorchHead
 from fastgen.model.layers.torch_attention import TorchPagedAttention
 from fastgen.model.transformers_backend.paged_attention import StepContext, bind
 from fastgen.model.transformers_backend.shape import (
@@ -83,7 +84,7 @@ class TransformersModel:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [R, hidden] to logits [R, vocabulary] in float32."""
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits
-        return logits[0].float()
+        return logits[0].float()  # a head of another kind than a linear layer has the model's type
 
     def _run(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Run token ids [T] at positions [T] as one sequence: [T, hidden]. Only attention mixes rows."""
@@ -139,8 +140,23 @@ class _IdentityBody(torch.nn.Module):
         return _BodyOutput(last_hidden_state=inputs_embeds)
 
 
+class _Float32Head(torch.nn.Module):
+    """Replaces a linear output head: its results are float32."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self._product = TorchHead(linear.weight, linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [1, R, vocabulary] for [1, R, hidden]."""
+        return self._product(hidden[0])[None]
+
+
 def _head_of(model: PreTrainedModel) -> Callable[..., Any]:
-    """Return the model without its body: the head, with its scaling and capping of logits."""
+    """Return the model without its body: the head, with its scaling and capping of logits, which are float32."""
     head = copy.copy(model)
     head._modules = {**model._modules, model.base_model_prefix: _IdentityBody()}
+    for name, module in model._modules.items():
+        if type(module) is torch.nn.Linear and module is model.get_output_embeddings():  # type: ignore[no-untyped-call]
+            head._modules[name] = _Float32Head(module)
     return head

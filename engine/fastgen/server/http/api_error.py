@@ -11,6 +11,11 @@ from starlette.exceptions import HTTPException
 from fastgen.core.request_error import RequestError
 from fastgen.text.grammars.checker import CheckerUnavailable
 
+# The code of errors after which another replica can answer at once, and the header by which a proxy recognises them.
+DRAINING = "draining"
+_DRAINING_HEADER = {"X-FastGen-Draining": "1"}
+# Longest text of a client that an error repeats.
+_MOST_CHARACTERS = 2000
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
 
 
@@ -19,7 +24,7 @@ class APIError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: what happened and what to do.
+        message: what happened and what to do; its middle is cut if it is long, as it may quote the client.
         param: the invalid field, if any.
         code: machine-readable error code; for rejections also the label `reason` of
             `fastgen_request_rejected_total`.
@@ -39,8 +44,8 @@ class APIError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _shortened(message)
+        self.param = None if param is None else _shortened(param)
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
@@ -53,6 +58,8 @@ class APIError(Exception):
     def response(self) -> Response:
         """Return the HTTP response."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.code == DRAINING:
+            headers |= _DRAINING_HEADER
         if self.allow is not None:
             headers["Allow"] = self.allow
         if self.status == 401:
@@ -82,3 +89,10 @@ def from_exception(error: Exception) -> APIError:
     return FailedRequest(
         500, f"internal error ({type(error).__name__}); the server's log has the details", code="internal_error"
     )
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    half = _MOST_CHARACTERS // 2
+    return f"{text[:half]} … {text[-half:]}"

@@ -21,6 +21,8 @@ from fastgen.server.http.api_error import APIError
 MAX_HEAD_BYTES = 64 << 10
 # In memory, a header takes ten times its bytes.
 _MOST_HEADERS = 256
+# Headers that decide whether a request is admitted. If one is repeated, a proxy may read another one than this server.
+_ONLY_ONCE = frozenset({b"host", b"authorization", b"content-type"})
 # Requests that a connection may have sent before it gets the response to an earlier one.
 _MOST_PIPELINED = 64
 # A connection takes up to 100 KB while its request arrives.
@@ -213,6 +215,7 @@ class Connection(HttpToolsProtocol):
             raise HttpParserError("CONNECT")
         if self.parser.should_upgrade():  # the parser reads the head once more
             return
+        self._check_repetitions()
         self._reading_head, self._pending_bytes = False, 0
         self.waiting.pop(self, None)
         if len(self.pipeline) == _MOST_PIPELINED:  # an error would be taken for the response to an earlier request
@@ -228,6 +231,16 @@ class Connection(HttpToolsProtocol):
             self.cycle.waiting_for_100_continue = False
         # The request's task, or that of the request before it, has not run yet.
         self.scope["extensions"] = {BODY_WRITER: cast(dict[object, object], BodyWriter(self))}
+
+    def _check_repetitions(self) -> None:
+        """Reject a head that repeats a header of `_ONLY_ONCE`, as RFC 9112 (3.2) requires for Host."""
+        names = [name for name, _ in self.headers if name in _ONLY_ONCE]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            self._error = APIError(
+                400, f"the request has the header {repeated.decode()} more than once; send it once", code="invalid_http"
+            )
+            raise HttpParserError("a repeated header")
 
     def on_body(self, body: bytes) -> None:
         """Handle a piece of a request's body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from email.message import Message
 from typing import Any, get_type_hints
@@ -20,6 +21,13 @@ from fastgen.server.http.sse import CLIENT_CLOSED_REQUEST
 
 # JSON schemas and tools nest a few dozen levels; a thousand would exhaust Python's stack in later code.
 MAX_LEVELS = 100
+# Half of a surrogate pair, as in a text that a client has cut within an emoji. Both alternatives begin with the text
+# before the group, so the search skips what is no escape: 16 MiB of white space take 5 ms instead of 300.
+_HALF = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+_OTHER_HALF = "is half of a character, such as an emoji that was cut; send both halves, or none"
 
 
 class JSONRoute(APIRoute):
@@ -127,7 +135,9 @@ def parse(body: bytes | bytearray) -> Any:
     except RecursionError:
         raise _not_json(too_deep) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _not_json(str(error)) from None
+        half = _HALF.search(body)
+        why = str(error) if half is None else f"{half[0].decode()} (byte {half.start()}) {_OTHER_HALF}"
+        raise _not_json(why) from None
     # Fast path: few bodies have more brackets than the allowed depth.
     if body.count(b"[") + body.count(b"{") > MAX_LEVELS and _num_levels(value) > MAX_LEVELS:
         raise _not_json(too_deep)

@@ -44,7 +44,8 @@ class ChunkEvents(ABC, Generic[B]):
         """Return the chunk with the usage, if requested, and `data: [DONE]`."""
         if not self._body.include_usage:
             return DONE
-        return event(self.chunk_type(*self._head, [], self._usage())) + DONE
+        last = self.chunk_type(*self._head, [], self._usage(), system_fingerprint=self._handler.fingerprint)
+        return event(last) + DONE
 
     def fail(self, error: APIError) -> bytes:
         """Return the error and `data: [DONE]`."""

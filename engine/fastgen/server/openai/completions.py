@@ -92,7 +92,14 @@ def _response(handler: RequestHandler, name: str, body: CompletionRequest, outpu
         _ChoiceWriter(index, body, handler.tokenizer).write(output, output.as_delta())
         for index, output in enumerate(outputs)
     ]
-    completion = Completion(handler.id, handler.created, name, choices, CompletionUsage.of(handler.usage()))
+    completion = Completion(
+        handler.id,
+        handler.created,
+        name,
+        choices,
+        CompletionUsage.of(handler.usage()),
+        system_fingerprint=handler.fingerprint,
+    )
     return json_response(completion)
 
 
@@ -112,7 +119,8 @@ class _CompletionEvents(ChunkEvents[CompletionRequest]):
         return event(self._chunk(self._writers[index].write(self._handler.outputs[index], delta)))
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
-        return Completion(*self._head, [choice], self._usage_so_far())
+        fingerprint = self._handler.fingerprint
+        return Completion(*self._head, [choice], self._usage_so_far(), system_fingerprint=fingerprint)
 
 
 class _ChoiceWriter:

@@ -87,10 +87,6 @@ schema cannot be enforced. The defaults are OpenAI's: `false` in chat completion
 schema can be enforced and, unless a call is required, the tool format has a mark that begins calls (`json` and
 `llama3_json` have none). The schema is enforced as it is written: unlike OpenAI's server, this one does not make
 optional properties required.
-
-Harmony's channels (gpt-oss) are not parsed. There, reasoning, calls and the answer are separate messages of one
-generation, each with its own header; the parsers of this server split one message at marks. With such a chat
-template, the server refuses to start with `--reasoning-parser auto`; `none` requests the whole text.
 """
 
 

@@ -17,7 +17,7 @@ from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.base_request import BaseRequest
-from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice
+from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice, ToolChoiceField
 from fastgen.server.openai.fields.structured_outputs import StructureFields
 from fastgen.server.openai.fields.types import (
     BadWords,
@@ -252,7 +252,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     logprobs: Boolean | None = None
     top_logprobs: Integer | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    tool_choice: ToolChoice = Field(("auto", None), json_schema_extra={"default": None})
+    tool_choice: ToolChoiceField = Field(ToolChoice(), json_schema_extra={"default": None})
     parallel_tool_calls: Boolean | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: Boolean | None = None
@@ -280,8 +280,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     @property
     def max_calls(self) -> int | None:
         """Most calls per choice; None for no limit."""
-        _, named = self.tool_choice
-        return 1 if named is not None or self.parallel_tool_calls is False else None
+        return 1 if self.tool_choice.is_single or self.parallel_tool_calls is False else None
 
     @property
     def opens_reply(self) -> bool:

@@ -10,9 +10,6 @@ from msgspec import UNSET, Struct, UnsetType
 
 from fastgen.core.request import FinishReason
 from fastgen.text.request_output import Usage
-from fastgen.version import VERSION
-
-FINGERPRINT = f"fastgen-{VERSION}"
 
 
 def json_response(body: Struct, status: int = 200) -> Response:
@@ -102,7 +99,7 @@ class Completion(ResponseHead, frozen=True):
     choices: list[CompletionChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
-    system_fingerprint: str = FINGERPRINT
+    system_fingerprint: str = ""
 
 
 class TopLogprob(Struct, frozen=True):
@@ -181,7 +178,7 @@ class ChatCompletion(ResponseHead, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
-    system_fingerprint: str = FINGERPRINT
+    system_fingerprint: str = ""
     service_tier: None = None
 
 
@@ -213,19 +210,21 @@ class ChatChunk(ResponseHead, frozen=True):
     usage: CompletionUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    system_fingerprint: str = FINGERPRINT
+    system_fingerprint: str = ""
 
 
 class ModelCard(Struct, frozen=True):
     """A served model name; `root` is the first served name.
 
     `max_model_len` is vLLM's spelling. `default_sampling_params` apply to requests that do not set them.
+    `deterministic` says whether a request's logits are the same beside any other requests.
     """
 
     id: str
     created: int
     root: str
     max_model_len: int
+    deterministic: bool
     default_sampling_params: dict[str, Any]
     parent: None = None
     owned_by: str = "fastgen"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastgen.link.shared_counts import Count, Counts
-from fastgen.server.http.api_error import APIError
+from fastgen.server.http.api_error import DRAINING, APIError
 from fastgen.server.serving.served_model import ServedModel
 
 _LOADING_RETRY_SECONDS = 2
@@ -63,7 +63,7 @@ class Lifecycle:
         """
         if self._draining and not kept:
             message = "the server is draining and accepts no requests on new connections; send the request again"
-            raise APIError(503, message, code="draining", retry_after=_OTHER_REPLICA_RETRY_SECONDS)
+            raise APIError(503, message, code=DRAINING, retry_after=_OTHER_REPLICA_RETRY_SECONDS)
 
     def why_not_healthy(self) -> str | None:
         """Return why the process is unhealthy; None while the engine is alive or loading."""

@@ -86,7 +86,7 @@ class Metrics:
         self._kv_capacity = self._make(Gauge, "kv_cache_capacity_tokens", "Capacity of the KV cache in tokens.")
         self._token_budget = self._make(Gauge, "token_budget", "Maximum number of tokens per step.")
         self._cache_config = self._make(Info, "cache_config", "KV cache configuration.")
-        self._engine = self._make(Info, "engine", "Engine version, device and dtype.")
+        self._engine = self._make(Info, "engine", "Engine version, device, dtype and quantization.")
 
     def _define_steps(self) -> None:
         tokens = self._make(Counter, "scheduled_tokens", "Tokens scheduled, by phase.", ["phase"])
@@ -182,7 +182,9 @@ class Metrics:
         self._kv_capacity.set(info.num_blocks * info.block_size)
         self._token_budget.set(info.token_budget)
         self._cache_config.info({"block_size": str(info.block_size), "num_blocks": str(info.num_blocks)})
-        self._engine.info({"version": version, "device": info.device, "dtype": info.dtype})
+        self._engine.info(
+            {"version": version, "device": info.device, "dtype": info.dtype, "quantization": info.quantization}
+        )
 
     def record(self, report: StepReport) -> None:
         """Count one step report. Gauges are set at scrape time: there are many steps per scrape."""

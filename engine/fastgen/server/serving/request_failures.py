@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastgen.core.request import Request
-from fastgen.server.http.api_error import FailedRequest
+from fastgen.server.http.api_error import DRAINING, FailedRequest
 
 
 def engine_died(reason: str) -> FailedRequest:
@@ -52,4 +52,4 @@ def timed_out(request: Request) -> FailedRequest:
 def stopped() -> FailedRequest:
     """Return the error for a request that the server's stop ended before it had a result."""
     message = "the server stopped before the result was there; try again"
-    return FailedRequest(503, message, code="draining", retry_after=1)
+    return FailedRequest(503, message, code=DRAINING, retry_after=1)

@@ -30,6 +30,9 @@ from fastgen.text.request_output import OutputDelta, RequestOutput, Usage
 
 log = logging.getLogger("fastgen.server")
 
+# Tokens beyond which a response is parsed and written in a thread. A shorter one takes a few milliseconds.
+_LARGE_OUTPUT = 1 << 12
+
 
 class RequestHandler:
     """Runs the generations of one HTTP request: `num_candidates` for each prompt, in order.
@@ -37,8 +40,8 @@ class RequestHandler:
     Outputs of the engine are detokenized when they arrive, and a stop string ends its generation then, however slowly
     the client reads. What the client has not read yet is merged into one delta per generation.
 
-    Use it as a context manager; on exit it logs the request. It is the `fastgen.link.in_flight.Receiver` of its
-    generations.
+    Use it as a context manager; on exit it logs the request, and if the output is long, marks the request as large, so
+    that later work for it runs in a thread. It is the `fastgen.link.in_flight.Receiver` of its generations.
 
     Args:
         response_id: id in the response.
@@ -69,6 +72,7 @@ class RequestHandler:
         self.created = int(time.time())
         self.rendered = rendered
         self.tokenizer = model.tokenizer
+        self.fingerprint = model.fingerprint
         self._engine = model.engine
         self._metrics = metrics
         self._arrival = arrival
@@ -87,8 +91,9 @@ class RequestHandler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        usage, first_token = self.usage(), self._first_token_seconds
-        current().outcome = outcome = Outcome(
+        usage, first_token, context = self.usage(), self._first_token_seconds, current()
+        context.is_large = context.is_large or usage.completion_tokens > _LARGE_OUTPUT
+        context.outcome = outcome = Outcome(
             response_id=self.id,
             usage=usage,
             finish_reasons=tuple(str(output.finish_reason or "none") for output in self.outputs),

@@ -11,9 +11,10 @@ from fastgen.server.serving.served_task import ServedTask
 from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.guarded_encoding import GuardedEncoder
-from fastgen.text.reasoning import ReasoningFormat
+from fastgen.text.reasoning.format import ReasoningFormat
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.format import ToolFormat
+from fastgen.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,19 @@ class ServedModel:
     def control(self) -> ControlTokens | None:
         """The tokens that clients cannot write; None if they may write any."""
         return None if self.guarded is None else self.guarded.control
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: the version, and how the engine computes.
+
+        With `deterministic` in it, equal requests with a seed get equal tokens, on processors with the same
+        instructions.
+        """
+        info = self.engine.info
+        parts = ["fastgen", VERSION, info.device, info.dtype]
+        parts += [info.quantization] if info.quantization != "none" else []
+        parts += ["deterministic"] if info.deterministic else []
+        return "-".join(parts)
 
     def remaining_length(self, prompt_tokens: int) -> int:
         """Return how many tokens may follow a prompt.

@@ -12,11 +12,22 @@ from fastgen.text.grammars.compiler import json_part
 from fastgen.text.grammars.limits import GRAMMARS_KEPT, MOST_GRAMMAR_BYTES
 from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.grammars.schemas.normalize import normalized, normalized_arguments
+from fastgen.text.tokenizer import Tokenizer
 
 
 def escaped(text: str) -> str:
     """Escape text for a regular expression of a Lark grammar, which is between slashes."""
     return "".join(f"\\{c}" if c in ".|()[]{}*+?^$/\\" else c for c in text)
+
+
+def quoted(text: str) -> str:
+    """Return `text` as a Lark string literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def spelled_mark(tokenizer: Tokenizer, mark: str) -> str:
+    """Spell a mark for a Lark grammar: as a token if the vocabulary has one for it, otherwise as text."""
+    return next((f"<[{token_id}]>" for token_id in tokenizer.added_ids_of([mark])), quoted(mark))
 
 
 def json_body(schema: Mapping[str, Any]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastgen.text.grammars.lark import arguments_body
+from fastgen.text.grammars.lark import arguments_body, quoted
 from fastgen.text.grammars.schemas.errors import SchemaError
-from fastgen.text.tools.parser import Machine
+from fastgen.text.output_events import OutputEvent
 
 # Schema of arguments that may be any object.
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
@@ -23,6 +22,7 @@ class OfferedTool:
     Attributes:
         strict: whether each call must match the schema, even one that the model is free to make.
         required: whether it is one of the functions of which the model must call one.
+        exclusive: whether a grammar must keep the model from calling functions that are not offered.
         must_hold: whether the request is rejected if the schema cannot be enforced.
         enforced: whether a grammar of calls has the schema; if not, any object may be the arguments.
     """
@@ -31,6 +31,7 @@ class OfferedTool:
     schema: Mapping[str, Any]
     strict: bool = False
     required: bool = False
+    exclusive: bool = False
     must_hold: bool = False
     enforced: bool = True
 
@@ -44,6 +45,16 @@ class OfferedTool:
 Spell = Callable[[str], str]
 
 
+class CallParser(Protocol):
+    """Parses the content and the calls of one generation."""
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Return the events that this text completes."""
+
+    def finish(self) -> list[OutputEvent]:
+        """Return the remaining events at the end of the generation."""
+
+
 class ToolFormat(Protocol):
     """Base class of the formats, which `TOOL_FORMATS` in `fastgen.settings` lists."""
 
@@ -53,12 +64,14 @@ class ToolFormat(Protocol):
     other_openings: tuple[str, ...] = ()
     # What the parser skips before a call that begins a generation, as a regular expression of Lark.
     head: str = ""
+    # Marks and text that begin an answer, if answers have a header of their own.
+    answer_head: tuple[str, ...] = ()
     # Marks around calls. If they are special tokens, the detokenizer must still show them.
     marks: tuple[str, ...]
     # Example call for models whose template does not mention tools.
     example: str
 
-    def parser(self, tools: Sequence[OfferedTool]) -> Machine:
+    def parser(self, tools: Sequence[OfferedTool]) -> CallParser:
         """Return a parser of one generation with `tools` offered."""
 
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
@@ -73,11 +86,6 @@ class ToolFormat(Protocol):
     def new_id(self) -> str:
         """Return a new call id, in OpenAI's form."""
         return f"call_{secrets.token_hex(12)}"
-
-
-def quoted(text: str) -> str:
-    """Return `text` as a Lark string literal."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def repeated(item: str, separator: str, most: int | None) -> str:

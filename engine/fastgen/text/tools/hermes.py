@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
+from fastgen.text.grammars.lark import quoted
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, repeated
 from fastgen.text.tools.parser import STRAYS, Machine
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -48,15 +49,13 @@ class _Reader(Machine):
 
     def _opened(self) -> bool:
         """Parse what follows the opening mark: calls, possibly in a code fence or after another mark."""
-        head = _HEAD.match(self.buffer)
-        assert head is not None
-        body = self.buffer[head.end() :]
-        if not self.ended and (not body or any(mark.startswith(body) for mark in (_OPEN, _FENCE))):
+        head = self.take_head(_HEAD, (_OPEN, _FENCE))
+        if head is None:
             return False
-        prefix, self.buffer = _OPEN + self.buffer[: head.end()], body
-        if body.startswith("{"):
+        prefix = _OPEN + head
+        if self.buffer.startswith("{"):
             self.state = self.read_call(prefix, None, self._inside, self._reading, _ENDS)
-        elif body.startswith("["):
+        elif self.buffer.startswith("["):
             self.state = self.read_list(prefix, self._inside, self._reading, marks=_ENDS)
         else:
             self.show(prefix)
@@ -65,10 +64,10 @@ class _Reader(Machine):
 
     def _inside(self) -> bool:
         """Drop text without meaning after a call, its closing mark included."""
-        dropped = self.drop(STRAYS, _CLOSE)
-        if dropped is None:
+        has_mark = self.drop(STRAYS, _CLOSE)
+        if has_mark is None:
             return False
-        self.state = self._reading if _CLOSE in dropped else self._before_end
+        self.state = self._reading if has_mark else self._before_end
         return True
 
     def _before_end(self) -> bool:

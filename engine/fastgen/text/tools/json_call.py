@@ -41,25 +41,26 @@ class CallReader:
         self._index = index
         self._prefix = prefix
         self._names = names
-        self._raw = ""
-        self._repaired = ""
+        self._raw: list[str] = []
+        self._repaired: list[str] = []
+        self._head = ""  # beginning of the repaired text, up to `_LONGEST_HEADER`
         self._object = JsonReader(marks)
         self._arguments: JsonReader | None = None
 
     def push(self, text: str) -> tuple[list[OutputEvent], str]:
         """Return the events of this text, and the text after the object."""
         piece, rest = self._object.push(text)
-        raw = self._raw + text
-        self._raw = raw[: len(raw) - len(rest)] if rest else raw  # a mark may have begun in an earlier text
-        before = len(self._repaired)
-        self._repaired += piece
         events: list[OutputEvent] = []
         if not self.called:
-            before = self._begin(events)
+            self._raw.append(text)
+            if rest:  # a mark may have begun in an earlier text
+                self._raw = [self._text[: -len(rest)]]
+            self._repaired.append(piece)
+            piece = self._begin(events)
         if self.done:  # not a call, as its beginning shows
             return events, self._over(events) + (rest or "")
         if self._arguments is not None:
-            arguments, after = self._arguments.push(self._repaired[before:])
+            arguments, after = self._arguments.push(piece)
             if after is not None:
                 self._arguments = None
             if arguments:
@@ -71,12 +72,18 @@ class CallReader:
     def finish(self) -> list[OutputEvent]:
         """Return the remaining events if the generation ends inside the object; a call keeps partial arguments."""
         self.done = True
-        return [] if self.called else [Content(self._prefix + self._raw)]
+        return [] if self.called else [Content(self._prefix + self._text)]
 
-    def _begin(self, events: list[OutputEvent]) -> int:
-        """Find the name; return the position of the arguments."""
-        first = _FIRST_KEY.match(self._raw)
-        header = _HEADER.match(self._repaired[:_LONGEST_HEADER])
+    @property
+    def _text(self) -> str:
+        return "".join(self._raw)
+
+    def _begin(self, events: list[OutputEvent]) -> str:
+        """Find the name; return the arguments so far."""
+        if len(self._head) >= _LONGEST_HEADER:  # it has been judged
+            return ""
+        self._head = (self._head + self._repaired[-1])[:_LONGEST_HEADER]
+        first, header = _FIRST_KEY.match(self._head), _HEADER.match(self._head)
         name = loaded(header.group(1)) if header else None
         unknown = is_name(name) and self._names is not None and name not in self._names
         if (first and first.group(1) not in _KEYS) or unknown:
@@ -85,24 +92,25 @@ class CallReader:
             self.called = True
             self._arguments = JsonReader()
             events.append(CallBegun(self._index, name))
-            return header.end()
-        return 0
+            return "".join(self._repaired)[header.end() :]
+        return ""
 
     def _over(self, events: list[OutputEvent]) -> str:
         """Emit text that cannot be a call as content; the text after the decisive part is parsed again."""
-        first = _FIRST_KEY.match(self._raw)
+        raw = self._text
+        first = _FIRST_KEY.match(raw)
         assert first is not None
-        events.append(Content(self._prefix + self._raw[: first.end()]))
-        return self._raw[first.end() :]
+        events.append(Content(self._prefix + raw[: first.end()]))
+        return raw[first.end() :]
 
     def _close(self, events: list[OutputEvent]) -> None:
         """Decide at the end of the object whether it is a call, unless its name has decided that."""
         self.done = True
         if self.called:
             return
-        call = _call_in(loaded(self._repaired))
+        call = _call_in(loaded("".join(self._repaired)))
         if call is None or (self._names is not None and call[0] not in self._names):
-            events.append(Content(self._prefix + self._raw))
+            events.append(Content(self._prefix + self._text))
             return
         self.called = True
         events += [CallBegun(self._index, call[0]), CallArguments(self._index, call[1])]

@@ -10,8 +10,9 @@ import secrets
 import string
 from collections.abc import Sequence
 
+from fastgen.text.grammars.lark import quoted
 from fastgen.text.output_events import CallArguments, CallBegun
-from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, repeated
 from fastgen.text.tools.json_text import JsonReader
 from fastgen.text.tools.parser import STRAYS, Machine
 
@@ -73,16 +74,14 @@ class _Reader(Machine):
         return self.seek(_CALLS, self._opened)
 
     def _opened(self) -> bool:
-        head = _HEAD.match(self.buffer)
-        assert head is not None
-        body = self.buffer[head.end() :]
-        if not self.ended and _CALLS.startswith(body):
+        head = self.take_head(_HEAD, (_CALLS,))
+        if head is None:
             return False
-        self._prefix, self.buffer = _CALLS + head[0], body
+        self._prefix = _CALLS + head
         self.state = self._naming
-        if body.startswith("["):
+        if self.buffer.startswith("["):
             self.state = self.read_list(self._prefix, self._behind, self._reading, marks=(_CALLS,))
-        elif body.startswith("{"):
+        elif self.buffer.startswith("{"):
             self.state = self.read_call(self._prefix, None, self._behind, self._reading, marks=(_CALLS,))
         return True
 

@@ -12,6 +12,10 @@ from fastgen.text.tools.json_call import CallReader
 
 State = Callable[[], bool]
 
+# Most characters that states see at once of a longer text, white space before them not counted, so that what they give
+# back or move is short.
+_PIECE = 64
+
 # Text without meaning that models write after a call: surplus brackets, and the end of a code fence.
 STRAYS = ("}", "]", "```")
 
@@ -21,6 +25,9 @@ class Machine:
 
     A state consumes text, sets the next state, and returns whether it progressed. White space around calls is not
     content: it is held back until the next text is known.
+
+    The cost of a text is proportional to its length, however it is cut: a state examines the same text again only if it
+    is short, and consumes or keeps elsewhere what may grow without bound.
 
     Attributes:
         buffer: text that no state has consumed.
@@ -35,17 +42,27 @@ class Machine:
         self.state = start
         self.num_calls = 0
         self._space = ""
+        self._spaces: list[str] = []  # white space that no state has seen
+        self._head: list[str] = []  # what `take_head` has consumed
+        self._dropped: list[str] = []  # strays behind the last mark that `drop` has found
+        self._has_mark = False  # whether `drop` has found one
         self._events: list[OutputEvent] = []
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Return the events that this text completes."""
-        self.buffer += text
-        return self._run()
+        """Return the events that this text completes. White space behind text that is held back completes none."""
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE]
+            if (self.buffer or self._space) and not piece.strip():
+                self._spaces.append(piece)
+            else:
+                self._read(piece)
+        return self._taken()
 
     def finish(self) -> list[OutputEvent]:
         """Return the remaining events at the end of the generation."""
         self.ended = True
-        events = self._run()
+        self._read("")
+        events = self._taken()
         return events if self.num_calls or not self._space else [*events, Content(self._space)]
 
     def show(self, text: str) -> None:
@@ -157,26 +174,49 @@ class Machine:
             self.buffer = self.buffer.removeprefix(mark)
         return found
 
-    def drop(self, strays: Sequence[str], mark: str = "") -> str | None:
+    def take_head(self, head: re.Pattern[str], marks: Sequence[str]) -> str | None:
+        """Consume and return what `head` matches; None while the next text may belong to it.
+
+        Each of `marks` continues the match.
+        """
+        found = head.match(self.buffer)
+        assert found is not None
+        self._head.append(found[0])
+        self.buffer = self.buffer[found.end() :]
+        if not self.ended and any(mark.startswith(self.buffer) for mark in marks):
+            return None
+        taken, self._head = "".join(self._head), []
+        return taken
+
+    def drop(self, strays: Sequence[str], mark: str = "") -> bool | None:
         """Consume `strays` and `mark`, each in any number and with the white space before it; a mark comes last.
 
-        Without a mark, strays alone are consumed. Return the text dropped; None while the next text may belong to it.
+        Without a mark, strays alone are consumed. Return whether there was a mark; None while the next text may belong
+        to what is dropped.
         """
         alone, before_mark = _any_number_of(tuple(strays), mark)
-        found = before_mark.match(self.buffer) or alone.match(self.buffer)
-        assert found is not None
-        body = self.buffer[found.end() :]
-        behind = alone.match(body)
+        if found := before_mark.match(self.buffer):
+            self._has_mark, self._dropped, self.buffer = True, [], self.buffer[found.end() :]
+        behind = alone.match(self.buffer)
         assert behind is not None
-        rest = body[behind.end() :].lstrip()
+        self._dropped.append(behind[0])
+        self.buffer = self.buffer[behind.end() :]
+        rest = self.buffer.lstrip()
         if not self.ended and any(text.startswith(rest) for text in (*strays, mark)):
             return None
-        self.buffer = self.buffer[found.end() :]
-        return found[0]
+        has_mark, dropped = self._has_mark, self._dropped
+        self._has_mark, self._dropped = False, []
+        if has_mark:  # what is behind the last mark is text
+            self.buffer = "".join([*dropped, self.buffer])
+        return has_mark
 
-    def _run(self) -> list[OutputEvent]:
+    def _read(self, text: str) -> None:
+        """Let the states consume the white space that none has seen, and the text after it."""
+        self.buffer, self._spaces = "".join([self.buffer, *self._spaces, text]), []
         while self.state():
             pass
+
+    def _taken(self) -> list[OutputEvent]:
         events, self._events = self._events, []
         return events
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fastgen.text.grammars.lark import escaped
-from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, quoted, repeated
+from fastgen.text.grammars.lark import escaped, quoted
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, json_arguments, named_objects, repeated
 from fastgen.text.tools.parser import STRAYS, Machine
 
 _PYTHON_TAG, _FENCE = "<|python_tag|>", "```json"
@@ -52,17 +52,16 @@ class _Reader(Machine):
         self._names = names
 
     def _beginning(self) -> bool:
-        head = _HEAD.match(self.buffer)
-        assert head is not None
-        body = self.buffer[head.end() :]
-        if not self.ended and any(mark.startswith(body) for mark in (_PYTHON_TAG, _FENCE)):
+        head = self.take_head(_HEAD, (_PYTHON_TAG, _FENCE))
+        if head is None:
             return False
-        self.state = self._content
-        if body.startswith(("{", "[")):
-            prefix, self.buffer = head[0], body
+        if self.buffer.startswith(("{", "[")):
             self.state = self.read_list(
-                prefix, self._behind, self._content, names=self._names, separators=_SEPARATORS, marks=_ENDS
+                head, self._behind, self._content, names=self._names, separators=_SEPARATORS, marks=_ENDS
             )
+        else:
+            self.show(head)
+            self.state = self._content
         return True
 
     def _behind(self) -> bool:

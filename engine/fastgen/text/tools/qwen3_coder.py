@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastgen.text.grammars.lark import json_body
+from fastgen.text.grammars.lark import json_body, quoted
 from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.output_events import CallArguments, CallBegun
-from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, quoted, repeated
+from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
 from fastgen.text.tools.parser import Machine
@@ -99,7 +99,7 @@ class _Reader(Machine):
         self._schemas = {tool.name: tool.schema for tool in tools}
         self._schema: Mapping[str, Any] = {}
         self._parameter = ParameterSchema({}, "")
-        self._value = ""
+        self._value: list[str] = []
         self._separator = ""
 
     def _reading(self) -> bool:
@@ -146,7 +146,7 @@ class _Reader(Machine):
             self.buffer = self.buffer.removeprefix(_PARAMETER)
             return True
         name, self.buffer = self.buffer[len(_PARAMETER) : place], self.buffer[place + 1 :]
-        self._parameter, self._value = ParameterSchema(self._schema, name), ""
+        self._parameter, self._value = ParameterSchema(self._schema, name), []
         self._write(f"{self._separator}{dumped(name)}: " + ('"' if self._parameter.is_text else ""))
         self._separator = ", "
         self.state = self._at_value
@@ -179,7 +179,7 @@ class _Reader(Machine):
             self.buffer = self.buffer.removeprefix(tag)
             self.state = self._in_value
             return True
-        self._write('"' if self._parameter.is_text else self._parameter.value(self._value))
+        self._write('"' if self._parameter.is_text else self._parameter.value("".join(self._value)))
         self.buffer = self.buffer.removeprefix("\n").removeprefix(_PARAMETER_END)
         self.state = self._between
         return True
@@ -189,14 +189,14 @@ class _Reader(Machine):
         if self._parameter.is_text:
             self._write(dumped(text)[1:-1])
         else:
-            self._value += text
+            self._value.append(text)
 
     def _closing(self) -> bool:
         """Drop text without meaning after a function, its closing mark included."""
-        dropped = self.drop((_FUNCTION_END, _PARAMETER_END), _CLOSE)
-        if dropped is None:
+        has_mark = self.drop((_FUNCTION_END, _PARAMETER_END), _CLOSE)
+        if has_mark is None:
             return False
-        self.state = self._reading if _CLOSE in dropped else self._before_end
+        self.state = self._reading if has_mark else self._before_end
         return True
 
     def _before_end(self) -> bool:

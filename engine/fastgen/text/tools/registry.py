@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,13 +10,11 @@ from pkgutil import resolve_name
 
 from fastgen.core.sampling_params import Grammar
 from fastgen.settings import TOOL_FORMATS
-from fastgen.text.grammars.lark import escaped, json_body
+from fastgen.text import harmony
+from fastgen.text.grammars.lark import escaped, json_body, quoted, spelled_mark
 from fastgen.text.tokenizer import Tokenizer
-from fastgen.text.tools.format import OfferedTool, ToolFormat, quoted
+from fastgen.text.tools.format import OfferedTool, ToolFormat
 from fastgen.text.tools.mistral import MistralArguments
-
-# Special tokens that a Lark grammar can name directly; others are named by id.
-_NAMED = re.compile(r"<[^\s<>\[\]]+>")
 
 
 def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
@@ -31,6 +28,8 @@ def choose_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
 
 def _detect(tokenizer: Tokenizer) -> str:
     template = "" if tokenizer.chat_template is None else tokenizer.chat_template.tool_source
+    if harmony.CHANNEL in template:
+        return "harmony"
     if "<tool_call>" in template:
         return "qwen3_coder" if "<function=" in template else "hermes"
     if "[TOOL_CALLS]" in template or _has(tokenizer, "[TOOL_CALLS]"):
@@ -59,10 +58,11 @@ def call_grammar(
     """
     rules = [
         f"start: calls{'' if answer is None else ' | answer'}\n",
-        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
+        format.rules(tools, partial(spelled_mark, tokenizer), most_calls=most_calls),
     ]
     if answer is not None:
-        rules.append(f"answer: {json_body(json.loads(answer.text) if answer.text else {'type': 'object'})}\n")
+        body = json_body(json.loads(answer.text) if answer.text else {"type": "object"})
+        rules.append(f"answer: {_answer_head(format, tokenizer)}{body}\n")
     return Grammar(kind="lark", text="".join(rules))
 
 
@@ -77,15 +77,23 @@ def free_grammar(
     """Return the grammar of text that may end with calls of these tools; calls of strict tools match their schema.
 
     The text before the calls can contain neither the format's `opening` nor the `excluded` marks. Without an opening,
-    the generation is calls, or text that does not begin as calls do.
+    the generation is calls, or text that does not begin as calls do. Where answers have a head, it is calls or an
+    answer.
 
     Raises:
         SchemaError: if the schema of a strict tool cannot be enforced.
     """
     tools = [replace(tool, enforced=tool.strict) for tool in tools]
+    if format.answer_head:
+        rules = [
+            f"start: calls | {_answer_head(format, tokenizer)}TEXT?\n",
+            f"TEXT: {_text_without(excluded)}\n",
+            format.rules(tools, partial(spelled_mark, tokenizer), most_calls=most_calls),
+        ]
+        return Grammar(kind="lark", text="".join(rules))
     if not format.opening:
         return _calls_or_text(format, tools, tokenizer, most_calls, excluded)
-    mark = _spelled(tokenizer, format.opening)
+    mark = spelled_mark(tokenizer, format.opening)
     excluded = [*excluded, *format.other_openings]
     is_token = mark != quoted(format.opening)
     # A mark of text ends the lexeme before it. A mark that is a special token is never part of one.
@@ -95,9 +103,14 @@ def free_grammar(
         f"start: {head} opened | FREE?\n",
         f"FREE: {text}\n",
         "" if is_token else f"head[suffix={quoted(format.opening)}]: HEAD\nHEAD: {_text_without(excluded)}\n",
-        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
+        format.rules(tools, partial(spelled_mark, tokenizer), most_calls=most_calls),
     ]
     return Grammar(kind="lark", text="".join(rules))
+
+
+def _answer_head(format: ToolFormat, tokenizer: Tokenizer) -> str:
+    """Return what begins an answer in a rule, followed by a space; "" if the format has no such head."""
+    return "".join(f"{spelled_mark(tokenizer, part)} " for part in format.answer_head)
 
 
 def _calls_or_text(
@@ -108,11 +121,11 @@ def _calls_or_text(
     excluded: Sequence[str],
 ) -> Grammar:
     # The parser takes JSON at the beginning for a call.
-    tokens = [spelled for mark in format.other_openings if (spelled := _spelled(tokenizer, mark)) != quoted(mark)]
+    tokens = [token for mark in format.other_openings if (token := spelled_mark(tokenizer, mark)) != quoted(mark)]
     rules = [
         f"start: {''.join(f'{token}? ' for token in tokens)}calls | TEXT?\n",
         f"TEXT: {_text_without(excluded)} & ~/{format.head}[\\[{{](.|\\n)*/\n",
-        format.rules(tools, partial(_spelled, tokenizer), most_calls=most_calls),
+        format.rules(tools, partial(spelled_mark, tokenizer), most_calls=most_calls),
     ]
     return Grammar(kind="lark", text="".join(rules))
 
@@ -121,15 +134,6 @@ def _text_without(marks: Sequence[str]) -> str:
     """Return the body of a terminal: any text without these marks."""
     mentioned = "|".join(escaped(mark) for mark in marks)
     return f"/(.|\\n)*/ & ~/(.|\\n)*({mentioned})(.|\\n)*/" if marks else "/(.|\\n)*/"
-
-
-def _spelled(tokenizer: Tokenizer, mark: str) -> str:
-    """Spell a mark for a Lark grammar: as a special token if it is one, otherwise as text."""
-    special = tokenizer.special_ids_of([mark])
-    if not special:
-        return quoted(mark)
-    (token_id,) = special
-    return mark if _NAMED.fullmatch(mark) else f"<[{token_id}]>"
 
 
 def describe_tools(format: ToolFormat, tools: Sequence[dict[str, object]]) -> str:

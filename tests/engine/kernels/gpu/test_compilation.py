@@ -33,9 +33,9 @@ def test_representative_variants_fit_a_chip(tmp_path: Path) -> None:
         [*command, "--target", "90", "--file", str(file)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| `gated_activation` | 2 | " in done.stdout
+    assert "| `gated_activation` | 3 | " in done.stdout
     rows = file.read_text().splitlines()[1:]
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert set(rows) <= set(known), "the file differs from what is compiled"
 
 
@@ -199,7 +199,7 @@ def test_a_variant_that_does_not_fit_is_named_and_fails_the_command(
     file = tmp_path / "compiled.csv"
     module.write(file, [])
     assert module.main(["--kernel", "gated_activation/bf16", "--target", "90", "--file", str(file)]) == 1
-    assert capsys.readouterr().out.count("no, such type") == 2
+    assert capsys.readouterr().out.count("no, such type") == 3
     assert module.read_table(file) == {}
 
 

@@ -71,7 +71,7 @@ def test_a_norm_of_an_absent_update_and_a_row_that_is_too_wide_are_rejected() ->
         elementwise.add_rms_norm(torch.ones(1, 16385), None, None, torch.ones(16385), 1e-5)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", elementwise.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (5, 9), (0, 16)])
 def test_gated_activation_equals_its_twin(
@@ -93,6 +93,14 @@ def test_both_tails_of_an_activation_are_exact(interpreted: Import, activation: 
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 0.0, 0.0, 200.0, 3e38]]))
 
 
+def test_both_tails_of_the_clamped_activation_are_exact(interpreted: Import) -> None:
+    gates, ups = [-3e38, -200.0, 0.0, 200.0, 3e38, 200.0, 200.0], [1.0, 1.0, 1.0, 3e38, 6.0, -3e38, -1.0]
+    for activate in (interpreted("elementwise").gated_activation, elementwise.gated_activation):
+        out = activate(torch.tensor([gates + ups]), "clamped_swiglu")
+        torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 0.0, 56.0, 49.0, -42.0, 0.0]]), atol=1e-3, rtol=0)
+        assert activate(torch.tensor([[torch.nan, 1.0, 1.0, torch.nan]]), "clamped_swiglu").isnan().all()
+
+
 def test_the_twins_of_activations_equal_the_reference() -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(5, 18) * 10
@@ -100,6 +108,8 @@ def test_the_twins_of_activations_equal_the_reference() -> None:
     torch.testing.assert_close(silu, reference.silu_multiply(gate_up))
     gelu = elementwise.gated_activation(gate_up, "gelu_tanh")
     torch.testing.assert_close(gelu, reference.gelu_tanh_multiply(gate_up))
+    clamped = elementwise.gated_activation(gate_up, "clamped_swiglu")
+    torch.testing.assert_close(clamped, reference.clamped_swiglu_multiply(gate_up))
     with pytest.raises(ValueError, match="relu"):
         elementwise.gated_activation(gate_up, "relu")
 

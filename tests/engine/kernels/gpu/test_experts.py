@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +16,9 @@ import torch.nn.functional as F
 from benchmarks.gpu.operator_bytes import experts_bytes, route_experts_bytes
 
 from fastgen.kernels.gpu import experts
+from fastgen.model.config.architecture import Experts
 from fastgen.model.layers import moe
+from fastgen.model.layers.weights import Mixture
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -80,6 +81,20 @@ def test_experts_equal_their_twin_in_half_precision(interpreted: Import, rows: i
     expected = experts.experts(*operands, "silu")
     out = interpreted("experts").experts(*operands, "silu")
     torch.testing.assert_close(out, expected, atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "count", "top_k"), [(1, 8, 2), (37, 5, 3)])
+def test_experts_with_biases_equal_their_twin(
+    interpreted: Import, rows: int, count: int, top_k: int, dtype: torch.dtype
+) -> None:
+    operands, error = mixture(rows, count, top_k, dtype=dtype), 1e-5 if dtype == torch.float32 else 0.01
+    biases = torch.randn(count, 80), torch.randn(count, 24)
+    expected = experts.experts(*operands, "clamped_swiglu", *biases)
+    out = interpreted("experts").experts(*operands, "clamped_swiglu", *biases)
+    torch.testing.assert_close(out, expected, atol=error, rtol=error)
+    without = experts.experts(*operands, "clamped_swiglu", None, None)
+    assert not torch.allclose(expected, without, atol=10 * error)
 
 
 def test_rows_of_nan_do_not_reach_other_rows(interpreted: Import) -> None:
@@ -159,9 +174,9 @@ def test_twins_equal_the_models_loop_over_experts() -> None:
 
     mlps = [SimpleNamespace(gate_up=linear(g), down=linear(d)) for g, d in zip(gate_up, down, strict=True)]
     for normalised in (False, True):
-        shape = SimpleNamespace(count=6, top_k=2, normalised=normalised)
-        layer = SimpleNamespace(shape=shape, router=linear(router), experts=mlps, shared=None)
-        expected = moe.mixture_of_experts(cast("Any", layer), x, activate)
+        shape = Experts(count=6, top_k=2, intermediate_size=down.shape[2], normalised=normalised)
+        layer = Mixture(shape, linear(router), None, range(6), mlps, None)
+        expected = moe.mixture_of_experts(layer, x, activate)
         out = experts.experts(x, gate_up, down, *experts.route_experts(x @ router.T, 2, normalised), "silu")
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
@@ -172,6 +187,8 @@ def test_unsupported_numbers_and_activations_are_rejected() -> None:
             experts.route_experts(torch.zeros(1, count), top_k, True)
     with pytest.raises(ValueError, match="relu"):
         experts.experts(*mixture(1, 2, 1), "relu")
+    with pytest.raises(ValueError, match="must be given together"):
+        experts.experts(*mixture(1, 2, 1), "silu", torch.zeros(2, 80), None)
 
 
 def test_bytes_count_each_busy_expert_once() -> None:

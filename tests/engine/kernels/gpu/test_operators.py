@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastgen.kernels.gpu import attention, elementwise, embedding, experts, rotary_cache, work_list
-from fastgen.kernels.gpu.operators import launch_function
+from fastgen.kernels.gpu import attention, elementwise, embedding, experts, float8, int4, rotary_cache, work_list
+from fastgen.kernels.gpu.operators import has_kernels, launch_function
 from fastgen.kernels.gpu.sampling import logits, logprobs, tokens
 
 OPERATORS: dict[str, Any] = {
@@ -18,6 +18,8 @@ OPERATORS: dict[str, Any] = {
     "add_rms_norm": elementwise.add_rms_norm,
     "gated_activation": elementwise.gated_activation,
     "embed": embedding.embed,
+    "int4_product": int4.int4_product,
+    "quantise_rows": float8.quantise_rows,
     "route_experts": experts.route_experts,
     "experts": experts.experts,
     "process_logits": logits.process_logits,
@@ -47,8 +49,9 @@ def test_a_call_of_the_function_is_dispatched() -> None:
     assert seen.names == ["fastgen.gated_activation.default"]
 
 
-def test_these_are_all_operators() -> None:
-    assert {name: getattr(torch.ops.fastgen, name) for name in torch.ops.fastgen._dir} == OPERATORS
+def test_these_are_all_operators_with_kernels() -> None:
+    found = {name: getattr(torch.ops.fastgen, name) for name in torch.ops.fastgen._dir if has_kernels(name)}
+    assert found == OPERATORS
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -42,14 +42,15 @@ def run_both(interpreted: Interpreted, batch: Batch) -> None:
     states = []
     for process, draw in ((logits, sampling), kernels):
         lists, counts, last = rows.lists.clone(), rows.counts.clone(), rows.last_tokens.clone()
-        scores = process.process_logits(batch.logits, *inputs, lists, counts, *batch.masks())
-        processed = [part[used].clone() for part in scores]
-        tokens = draw.sample_tokens(*scores, *inputs)
+        scores, is_changed, *sums = process.process_logits(batch.logits, *inputs, lists, counts, *batch.masks())
+        changed = [row for row in used if is_changed[row]]
+        processed = [scores[changed].clone(), is_changed[used], *(part[used] for part in sums)]
+        tokens = draw.sample_tokens(batch.logits.float(), scores, is_changed, *sums, *inputs)
         draw.commit_tokens(tokens, *inputs, lists, counts, last)
         states.append((processed, tokens, lists, counts, last))
     (by_twins, *expected), (by_kernels, *found) = states
     for column, (wanted, got) in enumerate(zip(by_twins, by_kernels, strict=True)):
-        if column == 2:  # sums of exponentials
+        if column == 3:  # sums of exponentials
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
         else:
             assert torch.equal(got, wanted)
@@ -196,6 +197,43 @@ def test_an_end_is_banned_until_min_tokens_are_generated(interpreted: Interprete
                 torch.zeros(1, 40), slots, positions, rows.columns, rows.lists, rows.counts, None, None
             )
             assert scores[0, 3] == expected
+
+
+def test_scores_of_rows_without_changes_are_not_written(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with a bias, a penalty, a ban or a mask have scores; the others are sampled from their logits."""
+    settings = [
+        SamplingParams(top_p=0.9, top_k=20, min_p=0.1),
+        SamplingParams(logit_bias=((5, 1.0),)),
+        SamplingParams(temperature=0),
+        SamplingParams(frequency_penalty=0.5),
+        SamplingParams(typical_p=0.5),
+        SamplingParams(max_tokens=9, min_tokens=5),
+        SamplingParams(),
+        SamplingParams(),
+    ]
+    rows: list[Row | None] = [Row(chosen, index, [1, 2], 1) for index, chosen in enumerate(settings)]
+    rows[6] = Row(settings[6], 6, [1, 2], 1, {3, 4})
+    batch = Batch(torch.randn(8, 5000, generator=torch.Generator().manual_seed(0)).bfloat16(), rows)
+    new_empty = torch.Tensor.new_empty
+
+    def new_filled(self: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
+        created = new_empty(self, *size, **options)
+        return created.fill_(torch.nan) if created.is_floating_point() else created
+
+    slots = SamplingSlots(5000, 8, CPU, ENDS)
+    batch.admit(slots)
+    slots.flush()
+    inputs = (batch.logits, batch.slots, batch.positions, slots.columns, slots.lists, slots.counts)
+    process = interpreted("sampling.logits").process_logits
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "new_empty", new_filled)
+        scores, is_changed, *_ = process(*inputs, *batch.masks())
+    assert is_changed.tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
+    assert scores.isnan().all(1).tolist() == [True, False, True, False, True, False, False, True]
+    assert not scores[is_changed != 0].isnan().any()
+    run_both(interpreted, batch)
 
 
 def test_a_step_takes_five_launches_whose_grids_depend_on_the_shape_alone(

@@ -196,6 +196,11 @@ def test_steps_of_few_rows_have_one_launch_and_others_one_for_decodes_and_one_fo
     assert block_ms(1, 32) == block_ms(8192, 32) == [128], "a small tile has no room for the heads of one token"
 
 
+def test_the_launches_of_a_step_are_found_once_for_all_layers() -> None:
+    query, cache = torch.empty(70, 8, 64), torch.empty(9, 2, 16, 64)
+    assert classes_of(query, cache, 5) is classes_of(query, cache, 5)
+
+
 @pytest.mark.parametrize(("group", "most_rows"), [(1, 32), (4, 8), (8, 4), (16, 2)])
 def test_sequences_that_fill_two_small_tiles_are_no_chunks(group: int, most_rows: int) -> None:
     small, large = tile_classes(100, 10, group, 8, 128, 2, 90, H100)

@@ -10,7 +10,8 @@ import pytest
 
 from fastgen.model import ModelError
 from fastgen.model.checkpoint.gguf_file import GGUFFile
-from fastgen.model.checkpoint.gguf_types import TYPES, dequantise
+from fastgen.model.checkpoint.gguf_types import FOUR_BIT_TYPES, TYPES, dequantise
+from fastgen.model.checkpoint.packed_blocks import PackedBlocks
 
 # Offsets of the half-precision scales in a block; all other bytes may have any value.
 HALVES = {
@@ -56,6 +57,19 @@ def test_random_blocks_are_dequantised_bit_for_bit_like_package_gguf(kind: str, 
     ours = dequantise(blocks.reshape(-1), TYPES[quantisation])
     assert ours.dtype == np.float32
     assert ours.tobytes() == gguf.dequantize(blocks, quantisation).tobytes()
+
+
+@pytest.mark.parametrize("kind", FOUR_BIT_TYPES)
+def test_four_bit_integers_with_their_scales_and_offsets_are_the_values(kind: str) -> None:
+    blocks = random_blocks(kind, 1500)
+    quantisation = gguf.GGMLQuantizationType[kind]
+    packed = PackedBlocks.of_tensor(blocks.reshape(-1), TYPES[quantisation], columns=1500 * TYPES[quantisation].block)
+    assert packed is not None
+    integers, (scales, offsets) = packed.values.reshape(-1, 32), (part[0] for part in packed.scales_and_offsets())
+    assert (integers.dtype, integers.shape[1], integers.max()) == (np.uint8, 32, 15)
+    values = integers * scales[:, None].astype(np.float64) + offsets[:, None]
+    exact = gguf.dequantize(blocks, quantisation).reshape(-1, 32)
+    np.testing.assert_allclose(values, exact, rtol=0, atol=1e-6 * abs(exact).max())
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -160,18 +160,16 @@ def test_a_configuration_that_quantises_only_keys_and_values_is_served(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"config_groups": {"group_0": {"weights": {"num_bits": 8}}}},
-        {"quant_algo": "FP8"},
-        {"quant_method": "awq"},
-        {"kv_cache_scheme": None},
-        {"kv_cache_scheme": {**KV_SCHEME, "num_bits": 4}},
-        {"kv_cache_scheme": {**KV_SCHEME, "strategy": "attn_head"}},
-        {"kv_cache_scheme": {**KV_SCHEME, "dynamic": True}},
+        ({"quant_algo": "FP8"}, "quant_algo is 'FP8': it is not supported"),
+        ({"kv_cache_scheme": None}, "has neither config_groups nor a kv_cache_scheme"),
+        ({"kv_cache_scheme": {**KV_SCHEME, "num_bits": 4}}, r"kv_cache_scheme\.num_bits is 4: expected 8"),
+        ({"kv_cache_scheme": {**KV_SCHEME, "strategy": "attn_head"}}, r"kv_cache_scheme\.strategy is 'attn_head'"),
+        ({"kv_cache_scheme": {**KV_SCHEME, "dynamic": True}}, r"kv_cache_scheme\.dynamic is True: expected False"),
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_any_other_quantisation_is_rejected(changes: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="quantization_config is set"):
+def test_any_other_kv_cache_is_rejected(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json: quantization_config.*{words}"):
         ModelSource.open(configure(saved("llama", tmp_path), ONLY_KV | changes))

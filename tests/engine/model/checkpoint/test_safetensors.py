@@ -18,7 +18,7 @@ from fastgen.model.checkpoint.checkpoint import Checkpoint
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from support.driving import generate, load
-from support.tiny_models import TINY, prompt
+from support.tiny_models import TINY, TINY_MULTIMODAL, prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -191,3 +191,37 @@ def test_a_tensor_of_integers_is_rejected_when_it_is_read(folder: Path) -> None:
     checkpoint = opened(folder)
     with pytest.raises(ModelError, match=r"model\.norm\.weight is torch\.int32"):
         checkpoint.tensor("model.norm.weight")
+
+
+def test_keys_and_values_that_a_layer_does_not_compute_are_ignored(tmp_path: Path) -> None:
+    TINY["gemma4-shared"].build().save_pretrained(tmp_path)
+    unused = {f"self_attn.{part}.weight": torch.zeros(32, 64) for part in ("k_proj", "v_proj", "k_norm")}
+    save(tmp_path, tensors(tmp_path) | {f"model.layers.4.{name}": value for name, value in unused.items()})
+    opened(tmp_path)
+    save(tmp_path, tensors(tmp_path) | {"model.layers.2.self_attn.v_norm.weight": torch.zeros(2)})
+    with pytest.raises(ModelError, match=r"model\.layers\.2\.self_attn\.v_norm\.weight is not part of"):
+        opened(tmp_path)
+
+
+def test_stacked_experts_may_be_transposed(tmp_path: Path) -> None:
+    """As in published files of Qwen3-VL's mixtures. Llama 4's are, even where they are square."""
+    TINY_MULTIMODAL["multimodal-qwen3-vl-moe"].build().save_pretrained(tmp_path)
+    shapes = ModelSource.open(str(tmp_path)).architecture.tensor_shapes()
+    experts = [name for name in shapes if ".experts." in name]
+    expected = [opened(tmp_path).tensor(name) for name in experts]
+    stacks = {name: value for name, value in tensors(tmp_path).items() if ".experts." in name}
+    assert all(value.ndim == 3 for value in stacks.values())
+    transposed = {name: value.transpose(1, 2).contiguous() for name, value in stacks.items()}
+    save(tmp_path, tensors(tmp_path) | transposed)
+    checkpoint = opened(tmp_path)
+    assert all(torch.equal(checkpoint.tensor(name), value) for name, value in zip(experts, expected, strict=True))
+
+
+def test_layers_that_draft_tokens_are_ignored_by_their_number(tmp_path: Path) -> None:
+    TINY["glm4-moe"].build().save_pretrained(tmp_path)
+    layers = ModelSource.open(str(tmp_path)).architecture.num_layers
+    save(tmp_path, tensors(tmp_path) | {f"model.layers.{layers}.eh_proj.weight": torch.zeros(2)})
+    opened(tmp_path)
+    save(tmp_path, tensors(tmp_path) | {f"model.layers.{layers + 1}.eh_proj.weight": torch.zeros(2)})
+    with pytest.raises(ModelError, match=rf"model\.layers\.{layers + 1}\.eh_proj\.weight is not part of"):
+        opened(tmp_path)

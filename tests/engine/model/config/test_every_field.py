@@ -52,20 +52,21 @@ WITHOUT_EFFECT = {
     "attention_dropout": _TRAINING,
     "embd_pdrop": _TRAINING,
     "resid_pdrop": _TRAINING,
+    "residual_dropout": _TRAINING,
     "router_aux_loss_coef": _TRAINING,
     "router_jitter_noise": _TRAINING,
     "bos_token_id": _TOKEN,
     "pad_token_id": _TOKEN,
     "name_or_path": "a note",
+    "num_mtp_layers": "layers that draft tokens are not used",
 }
 # Fields that transformers reads although its classes do not declare them.
 UNDECLARED: dict[str, Any] = {
     "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-    "rope_theta": 5e5,
+    "rope_theta": 6e5,
     "rope_local_base_freq": 5e5,
     "partial_rotary_factor": 0.5,
     "per_layer_config": {"0": {"sliding_window": 4}},
-    "quantization_config": {"quant_method": "awq"},
     "transformers_weights": "other.safetensors",
     "is_causal": False,
     "torch_dtype": "float16",
@@ -77,7 +78,21 @@ UNDECLARED: dict[str, Any] = {
 }
 UNDECLARED_OF: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window_pattern": 3, "rope_local_base_freq": 5e5},
+    "gemma4_text": {"rope_theta": None, "global_head_dim": 40, "num_global_key_value_heads": 1},
+    "gemma4_unified_text": {"rope_theta": None, "global_head_dim": 40, "num_global_key_value_heads": 1},
     "mixtral": {"num_experts": 3},
+    "glm": {"partial_rotary_factor": 0.25},
+    "glm4_moe": {"partial_rotary_factor": 0.25, "num_local_experts": 7},
+    "minimax_m2": {
+        "partial_rotary_factor": 0.25,
+        "num_experts": 3,
+        "rotary_dim": 4,
+        "use_qk_norm": False,
+        "scoring_func": "softmax",
+    },
+    "glm4": {"partial_rotary_factor": 0.25},
+    # As in Gemma 4, no effect: rope_parameters, also the default ones, have a base.
+    "ministral3": {"rope_theta": None},
     "qwen3_moe": {"num_local_experts": 3},
 }
 VALUES: dict[str, Any] = {
@@ -95,6 +110,7 @@ VALUES: dict[str, Any] = {
     "final_logit_softcapping": 7.0,
     "rope_parameters": {"rope_theta": 7e4, "rope_type": "default"},
     "mlp_only_layers": [0],
+    "moe_layers": [0],
     "id2label": {"0": "a"},
     "label2id": {"a": 0},
     "problem_type": "regression",
@@ -104,12 +120,19 @@ VALUES: dict[str, Any] = {
     "use_bidirectional_attention": True,
     "num_experts": 3,
     "num_local_experts": 3,
+    "no_rope_layers": [0, 0, 1],
 }
 
 
-_WINDOWS = {
+_SHARED = {"num_hidden_layers": 12, "layer_types": None, "num_kv_shared_layers": 5, "attention_k_eq_v": True}
+# Settings with which all fields of a family matter.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "gemma4_text": _SHARED
+    | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 40},
+    "gemma4_unified_text": _SHARED | {"rope_parameters": None},
     "mistral": {"sliding_window": 8},
     "phi3": {"sliding_window": 8},
+    "smollm3": {"use_sliding_window": True, "sliding_window": 8},
     "mixtral": {"sliding_window": 8},
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
@@ -120,9 +143,10 @@ _WINDOWS = {
 
 def config_of(family: str) -> dict[str, Any]:
     """Return a config.json of the family, with windows, as transformers 5 saves it."""
-    named = {"gemma3_text": "gemma3", "mistral": "mistral-window", "phi3": "phi3-longrope"}
-    tiny: Tiny = TINY[named.get(family, family.replace("_", "-"))]
-    settings = {**SIZES, **tiny.settings, **_WINDOWS.get(family, {})}
+    named = {"mistral": "mistral-window", "phi3": "phi3-longrope"}
+    name = named.get(family, family.replace("_", "-"))
+    tiny: Tiny = TINY[name if name in TINY else name.removesuffix("-text")]
+    settings = {**SIZES, **tiny.settings, **_SETTINGS.get(family, {})}
     config = tiny.config_class(**settings, architectures=[f"{tiny.family}ForCausalLM"])
     saved: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     return saved
@@ -130,7 +154,8 @@ def config_of(family: str) -> dict[str, Any]:
 
 def old_config_of(family: str) -> dict[str, Any]:
     """Return it without the lists and objects in which transformers 5 saves what has other names, too."""
-    return {name: value for name, value in config_of(family).items() if name not in ("layer_types", "rope_parameters")}
+    newer = ("layer_types", "rope_parameters", "no_rope_layers", "per_layer_config", "moe_layers")
+    return {name: value for name, value in config_of(family).items() if name not in newer}
 
 
 def other_value(name: str, value: Any) -> Any:
@@ -173,7 +198,8 @@ def fields_of(family: str) -> dict[str, Any]:
 
 
 def undeclared(family: str) -> dict[str, Any]:
-    return UNDECLARED | UNDECLARED_OF.get(family, {})
+    fields = UNDECLARED | UNDECLARED_OF.get(family, {})
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 FIELDS = [
@@ -199,8 +225,16 @@ def default_of(family: str, name: str) -> Any:
     """Return the default of transformers' class, of which rotary parameters are in an object."""
     cls = CONFIG_MAPPING[family]
     rope = cls().rope_parameters
-    if name == "rope_theta":
-        return rope.get("full_attention", rope)["rope_theta"]
+    if name == "rope_parameters":
+        stated = FAMILIES[family].defaults[name]
+        return {key: value for key, value in rope.items() if key != "rope_theta" or key in stated}
+    if name == "rope_theta":  # of a file with rope_parameters that lack it, if these have a default
+        is_whole = "rope_parameters" in FAMILIES[family].defaults
+        return cls.default_theta if is_whole else rope.get("full_attention", rope)["rope_theta"]
+    if name == "partial_rotary_factor":
+        return rope[name]
+    if name == "global_head_dim":
+        return cls().per_layer_config["full_attention"].head_dim
     if name == "rope_local_base_freq":
         return rope["sliding_attention"]["rope_theta"]
     return fields_of(family)[name]
@@ -308,11 +342,9 @@ ARITHMETIC = re.compile(
 )
 # Why others of such names are not in the table of rejected fields.
 NOT_REJECTED = {
-    "the native reader reads it": ("no_rope_layers", "rope_scaling", "rope_theta"),
-    "only beside attn_temperature_tuning, which is rejected": ("attn_scale", "floor_scale"),
+    "the native reader reads it": ("rope_scaling", "rope_theta"),
     "a size or choice of layers: the tensors decide": (
         "block_ffn_dim_multiplier",
-        "interleave_moe_layer_step",
         "num_ln_in_parallel_attn",
         "qk_rope_head_dim",
     ),
@@ -397,13 +429,17 @@ def test_a_field_of_another_family_is_rejected_by_name_unless_it_changes_nothing
         ("gemma2", {"hidden_activation": None, "hidden_act": "gelu"}, "hidden_act is set"),
         ("qwen2", {"max_position_embeddings": None, "n_positions": 99}, "n_positions is set"),
         ("llama", {"no_rope_layers": [1, 0, 1]}, "no_rope_layers"),
+        (
+            "llama4_text",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+            "rope_type is yarn: models of type llama4_text are not supported",
+        ),
         ("llama", {"no_rope_layers": "x"}, "no_rope_layers"),
         ("qwen3_moe", {"layer_types": ["full_attention"] * 3}, "layer_types differs from sliding_window"),
         ("llama", {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters has 'full_attention'"),
         ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters is"),
         ("llama", {"rope_scaling": "linear"}, "rope_scaling is 'linear': expected an object"),
-        ("llama", {"quantization_config": "awq"}, "quantization_config is 'awq': expected an object"),
     ],
 )
 def test_a_field_under_another_name_or_in_another_place_is_rejected(

@@ -52,8 +52,22 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         ("qwen2-moe", {"num_experts_per_tok": 5}, "5 experts per token, but the layers have only 4"),
         ("qwen2-moe", {"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
         ("mixtral", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("glm4-moe", {"topk_group": 5}, "n_routed_experts is 8, n_group 4 and topk_group 5: expected equal groups"),
+        ("glm4-moe", {"n_group": 3}, "n_group 3"),
+        ("glm4-moe", {"topk_group": 1}, "topk_group 1"),
+        ("minimax-m2", {"use_qk_norm": False}, "use_qk_norm is false"),
+        ("minimax-m2", {"rotary_dim": 32}, "partial_rotary_factor is 2.0"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, but num_hidden_layers is 3"),
+        ("ministral3", {"rope_parameters": {}}, "rope_parameters is empty"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling is 0"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is"),
         ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "8 numbers"),
         ("llama-llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        (
+            "llama-llama3",
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2, "high_freq_factor": 1}},
+            "high_freq_factor is 1.0: expected at least low_freq_factor",
+        ),
         ("qwen3-yarn", {"head_dim": 31}, "odd"),
         ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan: expected a number above 0"),
         ("llama", {"rope_theta": float("inf")}, "rope_theta is inf: expected a number above 0"),
@@ -127,7 +141,18 @@ def test_layers_alternate_in_the_pattern_of_the_family() -> None:
 
 
 def test_parameter_counts_equal_transformers() -> None:
-    for name in ("llama-biases", "gemma3", "qwen2-moe", "phi3-partial", "mixtral", "qwen3"):
+    names = (
+        "llama-biases",
+        "gemma3",
+        "qwen2-moe",
+        "phi3-partial",
+        "mixtral",
+        "qwen3",
+        "olmo3",
+        "glm4",
+        "seed-oss",
+    )
+    for name in names:
         ours = architecture(name, tie_word_embeddings=name in ("llama-biases", "gemma3"))
         assert ours.num_parameters == TINY[name].build().num_parameters(), name
 

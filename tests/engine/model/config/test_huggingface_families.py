@@ -1,4 +1,4 @@
-"""Every native family against transformers in float32 with the same weights.
+"""Native families and text parts of multimodal models against transformers in float32 with the same weights.
 
 Logits are within 1e-4 and greedy tokens are equal with chunks of odd sizes, batching, preemption and prefix caching,
 for both backends: the CPU kernels and torch operations.
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.config.huggingface_families import FAMILIES
+from fastgen.model.config.multimodal import MULTIMODAL
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_cpu, load_on_torch
 from fastgen.model.source import ModelSource
@@ -24,12 +25,13 @@ from fastgen.runner.loader import host_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from fastgen.settings import EngineConfig
 from support.driving import FewBlocks, generate, run_in_chunks
-from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
+from support.tiny_models import PROMPT_LENGTH, TINY, TINY_MULTIMODAL, prompt, saved
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK_SIZE = 16
 NUM_TOKENS = 12
+MODELS = TINY | TINY_MULTIMODAL
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 Load = Callable[..., Decoder]
@@ -64,10 +66,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
 
 
-@pytest.fixture(scope="module", params=[(name, way) for name in TINY for way in LOADS], ids="-".join)
+@pytest.fixture(scope="module", params=[(name, way) for name in MODELS for way in LOADS], ids="-".join)
 def pair(request: pytest.FixtureRequest, root: Path) -> Pair:
     name, way = request.param
-    tiny = TINY[name]
+    tiny = MODELS[name]
     folder = saved(name, root)
     config = EngineConfig(
         model=str(folder),
@@ -104,9 +106,11 @@ def test_greedy_tokens_equal_transformers_when_batched_and_preempted(pair: Pair)
 
 def test_greedy_tokens_equal_transformers_after_a_cached_prefix(pair: Pair) -> None:
     shared = prompt(61)
-    prompts = [shared, [*shared[:40], 9, 8, 7], shared]
+    prompts = [shared, [*shared[:40], 9, 8, 7], shared, [*shared[:45], 5, 6]]
     outcome = generate(pair.runner, prompts, GREEDY, token_budget=64, at_once=1)
-    assert outcome.cached == [0, 2 * BLOCK_SIZE, 3 * BLOCK_SIZE]
+    # Recurrent states have a snapshot at the end of the first prompt, and then where the second one diverged.
+    second = 0 if pair.runner.num_state_slots else 2
+    assert outcome.cached == [blocks * BLOCK_SIZE for blocks in (0, second, 3, 2)]
     for start, output in zip(prompts, outcome.tokens, strict=True):
         pair.assert_greedy(start, output)
 
@@ -131,3 +135,4 @@ def test_half_precision_stays_close_to_full_precision(root: Path, name: str) -> 
 
 def test_every_native_family_is_tested() -> None:
     assert {tiny.config_class.model_type for tiny in TINY.values()} == set(FAMILIES)
+    assert {tiny.config_class.model_type for tiny in TINY_MULTIMODAL.values()} == set(MULTIMODAL)

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fastgen.kv_cache.sizing import KVShape
+from fastgen.model.layers.bfloat16_linear import BFloat16Linear
 from fastgen.model.layers.linear import OneDNNLinear, PackedFormat, PlainLinear, packing_fault, padded_rows
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
-from fastgen.settings import ConfigError
 from support.demo_weights import demo_model
 from support.driving import load, run_in_chunks
 from support.perplexity import perplexity, text_tokens
@@ -26,8 +26,12 @@ from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
 
 pytestmark = pytest.mark.slow
 
-# Biases and a tied head; partial rotation; softcaps, windows and embedding scale; norms of heads; experts.
-NAMES = ["llama-biases", "phi3-partial", "gemma2", "qwen3", "qwen2-moe"]
+# Biases and a tied head; partial rotation; softcaps, windows and embedding scale; norms of heads; experts; heads of
+# several sizes; chunks.
+NAMES = [
+    *("llama-biases", "phi3-partial", "gemma2", "qwen3", "qwen2-moe", "olmo3", "granite", "glm4-moe"),
+    *("gemma4-shared", "gemma4-moe", "llama4"),
+]
 BLOCKS = [5, 0, 11, 2, 7, 3]
 
 AVX2 = """
@@ -113,7 +117,6 @@ def test_row_numbers_are_few_so_that_onednn_keeps_its_code_for_them() -> None:
 
 def test_the_products_choice_applies_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "tiled")
-    with pytest.raises(ConfigError, match="tiled computes in float32: choose onednn or plain, or --dtype float32"):
-        PackedFormat(torch.bfloat16)
+    assert PackedFormat(torch.bfloat16)._kind is BFloat16Linear
     monkeypatch.setenv("FASTGEN_CPU_LINEAR", "plain")
     assert PackedFormat(torch.bfloat16)._kind is PlainLinear

@@ -17,9 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from fastgen.model import ModelError
-from fastgen.model.checkpoint.checkpoint import EmbeddingTable
+from fastgen.model.checkpoint.checkpoint import EmbeddingTable, StoredTensor
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.checkpoint.quantized.awq import AWQWeight
+from fastgen.model.checkpoint.quantized.weight import QuantizedTensor
 from fastgen.model.checkpoint.safetensors import FloatTensor
+from fastgen.model.checkpoint.tensor_files import TensorFiles
+from fastgen.model.config.quantization import AWQ
 from fastgen.model.layers import weight_reader
 from fastgen.model.layers.gpu_backend import GPUFormat
 from fastgen.model.layers.weight_reader import PinnedCopier, WeightReader
@@ -217,32 +221,63 @@ def test_buffers_are_filled_with_the_bytes_of_the_values() -> None:
     assert torch.equal(buffer, values)
 
 
+class DeviceWithoutMemory:
+    """torch's `meta` as the device, whose streams do nothing; files are read for real.
+
+    Attributes:
+        most: memory of this process that no file backs, at most while a buffer was filled.
+    """
+
+    device = torch.device("meta")
+    most = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stream = Mock()
+        for name, stand_in in (("Stream", stream), ("Event", stream), ("current_stream", stream)):
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+        monkeypatch.setattr(weight_reader, "pinned", lambda size, dtype, **_: torch.zeros(size, dtype=dtype))
+        monkeypatch.setattr(weight_reader, "PIECE_BYTES", 1 << 20)
+        read_into = weight_reader.read_into
+
+        def measured(buffer: torch.Tensor, values: torch.Tensor) -> None:
+            read_into(buffer, values)
+            assert buffer[0] != 0
+            self.most = max(self.most, anonymous_bytes())
+
+        monkeypatch.setattr(weight_reader, "read_into", measured)
+
+    def read(self, tensors: list[StoredTensor]) -> None:
+        with WeightReader(self.device, lambda: PinnedCopier(self.device), 2) as reader:
+            for tensor in tensors:
+                reader.read([tensor], torch.float32)
+
+
 def test_the_host_has_no_copy_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is torch's `meta`, which has no memory, and its streams do nothing; files are read for real."""
     names, shape = [str(number) for number in range(32)], (1024, 2048)
     save_file({name: torch.ones(shape, dtype=torch.bfloat16) for name in names}, tmp_path / "weights.safetensors")
-    stream = Mock()
-    for name, stand_in in (("Stream", stream), ("Event", stream), ("current_stream", stream)):
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    monkeypatch.setattr(weight_reader, "pinned", lambda size, dtype, **_: torch.zeros(size, dtype=dtype))
-    monkeypatch.setattr(weight_reader, "PIECE_BYTES", 1 << 20)
-    read_into, most = weight_reader.read_into, 0
-
-    def measured(buffer: torch.Tensor, values: torch.Tensor) -> None:
-        nonlocal most
-        read_into(buffer, values)
-        assert buffer[0] == 1
-        most = max(most, anonymous_bytes())
-
-    monkeypatch.setattr(weight_reader, "read_into", measured)
-    device = torch.device("meta")
     file: Any = safe_open(tmp_path / "weights.safetensors", "pt")
+    (device := DeviceWithoutMemory()).install(monkeypatch)
     before = anonymous_bytes()
-    with WeightReader(device, lambda: PinnedCopier(device), 2) as reader:
-        for name in names:
-            reader.read([FloatTensor(partial(file.get_tensor, name), shape)], torch.float32)
-    assert 0 < most - before < 32 << 20, "of 128 MiB of weights, and 256 MiB in float32"
+    device.read([FloatTensor(partial(file.get_tensor, name), shape) for name in names])
+    assert 0 < device.most - before < 32 << 20, "of 128 MiB of weights, and 256 MiB in float32"
+
+
+def test_the_host_dequantises_one_matrix_for_each_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns, count = 1024, 2048, 16
+    parts = {
+        "qweight": torch.full((columns, rows // 8), 0x22222222, dtype=torch.int32),
+        "qzeros": torch.full((columns // 64, rows // 8), 0x11111111, dtype=torch.int32),
+        "scales": torch.ones(columns // 64, rows, dtype=torch.float16),
+    }
+    tensors = {f"{number}.{part}": value.clone() for number in range(count) for part, value in parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    files = TensorFiles(tmp_path)
+    weights = [AWQWeight(files, str(number), AWQ(64)) for number in range(count)]
+    (device := DeviceWithoutMemory()).install(monkeypatch)
+    before = anonymous_bytes()
+    device.read([QuantizedTensor(weight, 0, (rows, columns)) for weight in weights])
+    assert 0 < device.most - before < 64 << 20, "of 128 MiB of weights in float32"
 
 
 def anonymous_bytes() -> int:

@@ -199,6 +199,7 @@ def test_a_request_may_bring_its_chat_template_if_the_server_allows_it(tmp_path:
 def test_a_model_names_its_source_and_length(scripted: Serving) -> None:
     card = scripted.get("/v1/models").json()["data"][0]
     assert (card["root"], card["max_model_len"], card["parent"]) == ("smollm2", 512, None)
+    assert card["deterministic"] is False
 
 
 def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:

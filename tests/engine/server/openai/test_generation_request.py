@@ -272,6 +272,26 @@ def test_an_invalid_chat_field_is_named(scripted: Serving, field: str, value: ob
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+def test_a_part_of_a_message_that_is_no_text_is_rejected_with_its_field_and_type(
+    scripted: Serving, part: dict[str, Any]
+) -> None:
+    messages = [{"role": "system", "content": "b"}, {"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    response = scripted.post("/v1/chat/completions", {"model": "smollm2", "messages": messages})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["type"], error["param"]) == ("invalid_request_error", "messages.1.content")
+    expected = f"messages.1.content: contains a part of type '{part['type']}'; only text parts are supported"
+    assert error["message"] == expected
+
+
 def test_neutral_and_unknown_fields_are_accepted(scripted: Serving) -> None:
     body = {
         "model": "smollm2",
@@ -312,6 +332,33 @@ def test_a_body_that_is_not_json_is_rejected(scripted: Serving) -> None:
     )
     assert response.status_code == 400
     assert "not valid JSON" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [(b"cut \\ud83d", b"\\ud83d (byte 15)"), (b"\\uD83D\\uDE00 \\uDE00 cut", b"\\uDE00 (byte 24)")],
+)
+def test_half_of_an_emoji_is_named(scripted: Serving, text: bytes, half: bytes) -> None:
+    body, kind = b'{"prompt":"' + text + b'"}', {"Content-Type": "application/json"}
+    response = scripted.request("POST", "/v1/completions", content=body, headers=kind)
+    assert response.status_code == 400
+    words = f"the body is not valid JSON: {half.decode()} is half of a character, such as an emoji that was cut"
+    assert error_of(response)["message"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "x" * 100_000),
+        ("tool_choice", {"type": "function", "function": {"name": "x" * 100_000}}),
+    ],
+)
+def test_an_error_does_not_repeat_a_long_text(scripted: Serving, name: str, value: Any) -> None:
+    response = scripted.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], name: value})
+    assert 400 <= response.status_code < 500
+    assert len(response.content) < 2500
+    assert error_of(response)["param"] == name
+    assert ("is not served here" if name == "model" else "name one that is") in error_of(response)["message"]
     no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}")
     assert no_type.status_code == 400
     assert "application/json" in error_of(no_type)["message"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
@@ -12,9 +14,19 @@ from pydantic import TypeAdapter
 
 from engine.server.scripted_prompts import prompt_for
 from engine.server.serving import Serving, leaves_its_grammar
+from engine.server.test_request_handler import PlayedEngine, handler_of
+from fastgen.core.request import FinishReason
 from fastgen.core.request_error import RequestError
+from fastgen.server.http import off_loop
+from fastgen.server.http.request_context import RequestContext
 from fastgen.server.openai.generation_request import ChatRequest
+from fastgen.server.openai.responses import endpoint
+from fastgen.server.openai.responses.input_items import messages_of
+from fastgen.server.openai.responses.objects import begun_response
+from fastgen.server.openai.responses.output import ItemEvent, Output
 from fastgen.server.openai.responses.request import ResponseRequest
+from fastgen.server.serving import request_handler
+from fastgen.text.request_output import OutputDelta
 
 PATH = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -285,3 +297,41 @@ def test_a_stream_whose_generation_fails_ends_with_the_error(scripted: Serving) 
     last = streamed_events(scripted, body)[-1]
     assert last["type"] == "response.failed"
     assert "timeout" in last["response"]["error"]["message"]
+
+
+async def test_a_long_output_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, add = [], Output.add
+
+    def adding(output: Output, delta: OutputDelta) -> list[ItemEvent]:
+        threads.append(threading.current_thread())
+        return add(output, delta)
+
+    monkeypatch.setattr(Output, "add", adding)
+    monkeypatch.setattr(off_loop, "current", lambda: context)
+    monkeypatch.setattr(request_handler, "current", lambda: context)
+    for length in (5000, 50):
+        context, engine = RequestContext("a"), PlayedEngine()
+        handler = handler_of(engine)
+        begun = begun_response(ResponseRequest.model_validate({"input": "a"}), handler, "m")
+        completing = asyncio.ensure_future(endpoint._complete(handler, begun))
+        await asyncio.sleep(0)
+        engine.generate("a" * length, end=FinishReason.LENGTH)
+        await completing
+    long, short = threads
+    assert short is threading.current_thread()
+    assert long is not short
+
+
+class _Text(str):
+    """A text that is not to be copied into a longer one again and again."""
+
+    def __add__(self, other: str) -> str:
+        raise AssertionError("texts are joined once")
+
+    __radd__ = __add__
+
+
+def test_the_texts_of_a_turn_are_joined_once() -> None:
+    """Otherwise a body of 12,000 items, of 16 MB, takes half a minute."""
+    items = [{"role": "user", "content": "a"}, *({"role": "assistant", "content": _Text("b")} for _ in range(5))]
+    assert messages_of(items)[1]["content"] == "bbbbb"

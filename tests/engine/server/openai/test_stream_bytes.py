@@ -37,9 +37,10 @@ from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.service import Service
 from fastgen.settings import ServerConfig
 from fastgen.text.grammars.checker import GrammarChecker
-from fastgen.text.reasoning import reasoning_format
+from fastgen.text.reasoning.registry import reasoning_format
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.registry import choose_format
+from fastgen.version import VERSION
 
 RECORDINGS = Path(__file__).with_name("streams")
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -96,7 +97,10 @@ CASES = {
 class PlayedEngine:
     """Generates one token per step and request: the reply between the prompt's REPLY tokens, as the scripted engine."""
 
-    info = SimpleNamespace(max_model_length=512, max_sequences=8, vocabulary_size=49152)
+    info = SimpleNamespace(
+        max_model_length=512, max_sequences=8, vocabulary_size=49152, device="cpu", dtype="bfloat16",
+        quantization="int8", deterministic=True,
+    )  # fmt: skip
     alive, why_late, exit_message = True, None, "the engine process was killed"
 
     def __init__(self) -> None:
@@ -214,7 +218,7 @@ async def streamed(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, die
 def normalised(text: str) -> str:
     """Replace ids, times and the version."""
     text = re.sub(r'"(created|created_at|completed_at)":\d+(\.\d+)?', r'"\1":0', text)
-    text = re.sub(r"fastgen-[0-9][^\"]*", "fastgen-0", text)
+    text = text.replace(f'"fastgen-{VERSION}-', '"fastgen-0-')
     ids: dict[str, str] = {}
     pattern = r"\b(chatcmpl-tool-|call_|msg_|rs_|fc_)([0-9A-Za-z]{6,})"
     return re.sub(pattern, lambda found: ids.setdefault(found[0], f"{found[1]}{len(ids)}"), text)

@@ -6,19 +6,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from tokenizers import AddedToken
 
 from engine.text.matching import END, byte_tokenizer, matches
 from fastgen.core.request_error import RequestError
 from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import Structure, Tools, constrained, offered_tools, tools_grammar
+from fastgen.server.openai.fields.messages import ToolChoice
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.request import ResponseRequest
 from fastgen.server.serving.served_model import ServedModel
 from fastgen.text.chat_template import ChatTemplate
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.output_events import Collected
-from fastgen.text.reasoning import ReasoningFormat, Start, after_reasoning
+from fastgen.text.reasoning.format import Start
+from fastgen.text.reasoning.think import Think
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
@@ -51,6 +54,10 @@ def collected(format: Any, tools: Tools, text: str) -> Collected:
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
 
 
 NO_SYSTEM = (
@@ -104,6 +111,9 @@ def test_a_template_error_is_reported_with_tools_too() -> None:
         ({"tool_choice": named("f")}, "f", False),
         ({"tool_choice": named("g")}, "g", False),
         ({"tool_choice": named("g"), "parallel_tool_calls": True}, "g", False),
+        ({"tool_choice": allowed("required", "f", "g")}, "fg", True),
+        ({"tool_choice": allowed("required", "g")}, "g", True),
+        ({"tool_choice": allowed("required", "g"), "parallel_tool_calls": False}, "g", False),
     ],
 )
 def test_a_tool_choice_allows_only_the_calls_that_it_names(
@@ -118,9 +128,71 @@ def test_a_tool_choice_allows_only_the_calls_that_it_names(
     assert not matches(grammar, TOKENIZER, "No, thanks.")
 
 
-def test_a_named_function_must_be_in_tools() -> None:
+@pytest.mark.parametrize("choice", [named("h"), allowed("auto", "f", "h"), allowed("required", "h", "f")])
+def test_a_named_function_must_be_in_tools(choice: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="'h' is not a function in tools"):
-        tools_of(Hermes(), tool_choice=named("h"))
+        tools_of(Hermes(), tool_choice=choice)
+
+
+@pytest.mark.parametrize(("format", "call"), FORMATS.items(), ids=[type(format).__name__ for format in FORMATS])
+def test_of_allowed_tools_the_model_may_call_some_or_none(format: Any, call: str) -> None:
+    tools, found = tools_of(format, tool_choice=allowed("auto", "g"))
+    assert [(tool.name, tool.required) for tool in tools] == [("g", False)]
+    assert found is not None
+    grammar, _ = found
+    assert matches(grammar, TOKENIZER, "No, thanks.")
+    assert matches(grammar, TOKENIZER, f"I look. {call.format('g')}")
+    assert not matches(grammar, TOKENIZER, call.format("f"))
+
+
+@pytest.mark.parametrize("format", [PlainJson(), Llama3Json()], ids=["json", "llama3_json"])
+def test_without_a_mark_of_calls_a_call_that_is_not_allowed_is_content(format: Any) -> None:
+    """As a grammar of calls would forbid answers in JSON."""
+    tools, found = tools_of(format, tool_choice=allowed("auto", "g"))
+    assert found is None
+    said = '{"name": "f", "parameters": {}, "arguments": {}}'
+    assert collected(format, tools, said).content == said
+    assert len(collected(format, tools, said.replace('"f"', '"g"')).calls) == 1
+
+
+def test_the_prompt_describes_the_tools_that_are_not_allowed_too() -> None:
+    """So that the prompt is the same, and cached, whatever the choice."""
+    model, prompts = model_with(OWN_WAY), set()
+    for choice in ("auto", allowed("auto", "f"), allowed("required", "g")):
+        body = ChatRequest.model_validate(
+            {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "tool_choice": choice}
+        )
+        prompts.add(chat_prompt(body, model, offered_tools(body, model)))
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (allowed("none", "f"), "allowed_tools must be"),
+        (allowed("auto"), "allowed_tools has no tools"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [named("f")]}, "allowed_tools must be"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "mcp"}]}}, "each allowed tool"),
+        ({"type": "custom", "custom": {"name": "f"}}, 'must be "none", "auto", "required"'),
+    ],
+)
+def test_a_malformed_tool_choice_is_rejected_with_the_right_form(choice: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        tools_of(Hermes(), tool_choice=choice)
+
+
+def test_responses_write_allowed_tools_without_nesting() -> None:
+    tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in "fg"]
+    choice: dict[str, Any] = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    body = ResponseRequest.model_validate({"input": "a", "tools": tools, "tool_choice": choice})
+    assert body.tool_choice == choice, "the response repeats it"
+    assert body.chat().tool_choice == ToolChoice("required", ("g",))
+    assert body.chat().max_calls is None
+    for wrong in ({**choice, "tools": [named("g")]}, {**choice, "mode": "none"}):
+        with pytest.raises(ValidationError, match="allowed"):
+            ResponseRequest.model_validate({"input": "a", "tools": tools, "tool_choice": wrong})
+    with pytest.raises(RequestError, match="allowed_tools has no tools"):
+        ResponseRequest.model_validate({"input": "a", "tools": tools, "tool_choice": {**choice, "tools": []}}).chat()
 
 
 def test_the_parser_uses_the_schemas_of_the_offered_tools() -> None:
@@ -206,11 +278,11 @@ def test_the_mark_of_a_call_may_be_a_token_of_its_own() -> None:
 @pytest.mark.parametrize("start", [Start.OPEN, Start.INSIDE])
 @pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["text", "tokens"])
 def test_a_model_may_think_about_any_call_before_a_strict_one(special: tuple[str, ...], start: Start) -> None:
-    tokenizer, marks = byte_tokenizer(None, *special), ReasoningFormat()
+    tokenizer, marks = byte_tokenizer(None, *special), Think()
     excluded = (marks.opening,) if start is Start.OPEN else ()
     _, found = tools_of(Hermes(), tools=STRICT, tokenizer=tokenizer, excluded=excluded)
     assert found is not None
-    grammar = after_reasoning(found[0], marks, tokenizer, start, None)
+    grammar = marks.grammar(found[0], tokenizer, start, None, offers_tools=True)
     assert grammar is not None
     call, opening = CALLS[0][2], "<think>\n" if start is Start.OPEN else ""
     good, bad = call.format("f", 1), call.format("f", "{}")

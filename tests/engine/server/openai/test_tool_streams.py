@@ -14,16 +14,27 @@ from fastgen.core.request import FinishReason
 from fastgen.server.openai.chat.choices import ChatChunkWriter, chat_choice
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.responses.output import Output
-from fastgen.text.reasoning import ReasoningFormat, Start
+from fastgen.text.reasoning.format import Start
+from fastgen.text.reasoning.harmony import HarmonyReasoning
+from fastgen.text.reasoning.think import Think
 from fastgen.text.rendered_request import RenderedRequest
 from fastgen.text.request_output import OutputDelta
 from fastgen.text.tools.format import OfferedTool, ToolFormat
+from fastgen.text.tools.harmony import Harmony
 from fastgen.text.tools.hermes import Hermes
 from fastgen.text.tools.mistral import Mistral, MistralArguments
 from fastgen.text.tools.plain_json import Llama3Json, PlainJson
 from fastgen.text.tools.qwen3_coder import Qwen3Coder
 
-FORMATS: list[ToolFormat] = [Hermes(), Llama3Json(), PlainJson(), Mistral(), MistralArguments(), Qwen3Coder()]
+FORMATS: list[ToolFormat] = [
+    Hermes(),
+    Llama3Json(),
+    PlainJson(),
+    Mistral(),
+    MistralArguments(),
+    Qwen3Coder(),
+    Harmony(),
+]
 OFFERED = tuple(OfferedTool(name, {}) for name in ("f", "g"))
 BODY = ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}]})
 UNUSED: Any = None
@@ -31,9 +42,14 @@ Said = tuple[str, str, list[tuple[str, str]], str | None]
 
 
 def request_for(format: ToolFormat, *, thinks: bool = False, max_calls: int | None = None) -> RenderedRequest:
-    reasoning = ReasoningFormat() if thinks else None
+    reasoning = HarmonyReasoning() if isinstance(format, Harmony) else Think()
     return RenderedRequest(
-        requests=[], reasoning=reasoning, start=Start.OPEN, tool_format=format, tools=OFFERED, max_calls=max_calls
+        requests=[],
+        reasoning=reasoning if thinks else None,
+        start=Start.OPEN,
+        tool_format=format,
+        tools=OFFERED,
+        max_calls=max_calls,
     )
 
 
@@ -111,6 +127,8 @@ TEXTS = st.builds(
                 *("<|python_tag|>", "<|python", "; "),
                 *("<function=f>", "<parameter=a>\n1\n</parameter>", "</function>", "<parameter=b>", "</parameter>"),
                 *("```json\n", "```json", "<think>", "</think>"),
+                *("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", "<|channel|>final<|message|>"),
+                *("<|channel|>analysis<|message|>", "<|end|>", "<|call|>", "<|start|>assistant", "<|chan", "<|mess"),
             ]
         ),
         min_size=1,

@@ -2,7 +2,11 @@
 
 A work item is one decode, one key-value head and one range of its context. All query heads of a key-value head share
 each load of a key or value. The softmax is computed online (Milakov and Gimelshein, 2018), one tile of keys at a time;
-the parts of a split context are merged at the end by their log-sum-exp. Twin: `reference.paged_attention`.
+a context is split at multiples of `PART`, and its parts are merged at the end by their log-sum-exp. Twin:
+`reference.paged_attention`.
+
+The result depends on the query, the keys and the values only, bit for bit: neither on other sequences, nor on the
+number of threads or the block size. The chunk kernel can compute the same sums in the same order (`prefill_tile`).
 
 The same machine code serves every head size, group and block size, so it can be compiled ahead of time. Unrolling by
 constants was not faster.
@@ -17,22 +21,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastgen.kernels.cpu.attention.decode_tile import HEADS, KEYS, weighted_sums
+from fastgen.kernels.cpu.attention.decode_tile import HEADS, KEYS, SUMMED_LANES, add_rest, weighted_sums
 from fastgen.kernels.cpu.attention.decode_tile import scores as scores_of
 from fastgen.kernels.cpu.attention.work_items import TILE
 from fastgen.kernels.cpu.elements import ElementArray, narrowed, widened
 from fastgen.kernels.cpu.jit import kernel, prange, serial, types
-from fastgen.kernels.cpu.llvm_vectors import I64, Emitter, emitted
+from fastgen.kernels.cpu.llvm_vectors import I32, I64, Emitter, emitted
 from fastgen.kernels.cpu.vector_width import WIDTH
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
-assert TILE % 16 == 0  # block sizes divide it or are multiples of it; scores are computed for KEYS keys at a time
+# Block sizes divide TILE or are multiples of it. Scores are computed for KEYS keys at a time.
+assert TILE % SUMMED_LANES == 0
 
 _f32 = np.float32
-_LANES = 16
 _MASKED = np.finfo(np.float32).min  # below every score, but finite: minus itself it is 0, not NaN
+NO_SINK = _MASKED  # in place of a sink's score: its weight becomes 0
 
 
 @serial
@@ -72,11 +77,10 @@ def _score_tile(
             scores_of(min(HEADS, group - g), keys, q, head_dim * 4, place, line, whole, count, s, TILE * 4, ahead)
             ahead = place
         if whole < head_dim:
-            block, offset = tables[table + (tile + first) // keys.shape[2]], (tile + first) % keys.shape[2]
+            rest = place + whole * keys.itemsize
             for g in range(group):
-                for j in range(count):
-                    for d in range(whole, head_dim):
-                        scores[g, first + j] += query[g, d] * widened(keys[block, head, offset + j, d])
+                q, s = query.ctypes.data + (g * head_dim + whole) * 4, scores.ctypes.data + (g * TILE + first) * 4
+                add_rest(keys, q, rest, line, head_dim - whole, count, s)
     for g in range(group):
         for j in range(num_keys, TILE):
             scores[g, j] = _MASKED
@@ -95,22 +99,43 @@ def _restrict_tile(scores: FloatArray, num_keys: int, num_hidden: int, softcap: 
 
 def _emit_highest(builder: Any, scores: Any) -> Any:
     """Return the maximum of scores [TILE], given their address."""
-    emit = Emitter(builder, _LANES)
-    vectors = [emit.load(emit.offset(scores, I64(step), _LANES * 4)) for step in range(TILE // _LANES)]
+    emit = Emitter(builder, SUMMED_LANES)
+    vectors = [emit.load(emit.offset(scores, I64(step), SUMMED_LANES * 4)) for step in range(TILE // SUMMED_LANES)]
     return emit.largest(reduce(emit.larger, vectors))
 
 
 def _emit_powers(builder: Any, scores: Any, highest: Any) -> None:
     """Set scores [TILE] = exp(scores - highest), given the address of the scores."""
-    emit = Emitter(builder, _LANES)
+    emit = Emitter(builder, SUMMED_LANES)
     top = emit.spread(highest)
-    for step in range(TILE // _LANES):
-        place = emit.offset(scores, I64(step), _LANES * 4)
+    for step in range(TILE // SUMMED_LANES):
+        place = emit.offset(scores, I64(step), SUMMED_LANES * 4)
         emit.store(emit.exp(emit.subtract(emit.load(place), top)), place)
+
+
+def _emit_total(builder: Any, scores: Any) -> Any:
+    """Return the sum of scores [TILE], given their address, in the order of `prefill_tile.add_total`."""
+    emit = Emitter(builder, SUMMED_LANES)
+    vectors = [emit.load(emit.offset(scores, I64(step), SUMMED_LANES * 4)) for step in range(TILE // SUMMED_LANES)]
+    return emit.sum_of_lanes(reduce(emit.add, vectors))
+
+
+def _emit_power(builder: Any, x: Any) -> Any:
+    """Return e^x, as `Emitter.exp` computes it in every lane."""
+    emit = Emitter(builder, 1)
+    return builder.extract_element(emit.exp(emit.spread(x)), I32(0))
+
+
+def _emit_fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c, as `Emitter.fused` computes it in every lane."""
+    emit = Emitter(builder, 1)
+    return builder.extract_element(emit.fused(emit.spread(a), emit.spread(b), emit.spread(c)), I32(0))
 
 
 _highest = emitted(_emit_highest, returns=types.float32)
 _exponentiate = emitted(_emit_powers)
+_total = emitted(_emit_total, returns=types.float32)
+_power, _fused = emitted(_emit_power, returns=types.float32), emitted(_emit_fused, returns=types.float32)
 
 
 @serial
@@ -129,7 +154,7 @@ def _softmax_tile(
     for g in range(scores.shape[0]):
         highest = max(state[g, 0], _highest(scores.ctypes.data + g * TILE * 4))
         if highest > state[g, 0]:
-            correction = _f32(math.exp(state[g, 0] - highest))
+            correction = _power(state[g, 0] - highest)
             state[g, 0] = highest
             state[g, 1] *= correction
             for d in range(acc.shape[1]):
@@ -139,10 +164,7 @@ def _softmax_tile(
             scores[g, j] = _f32(0)
         for j in range(num_keys, TILE):
             scores[g, j] = _f32(0)
-        total = _f32(0)
-        for j in range(TILE):
-            total += scores[g, j]
-        state[g, 1] += total
+        state[g, 1] += _total(scores.ctypes.data + g * TILE * 4)
 
 
 @serial
@@ -201,8 +223,9 @@ def _attend_item(
     out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
+    sinks: FloatArray,
 ) -> None:
-    """Compute one item into `out` or into its part."""
+    """Compute one item into `out`, or into its part without the sinks."""
     row, head, table = items[n, 0], items[n, 1], items[n, 2]
     begin, end, part, visible = items[n, 3], items[n, 4], items[n, 5], items[n, 6]
     group, head_dim = parts.shape[1], keys.shape[3]
@@ -225,9 +248,13 @@ def _attend_item(
         _add_values(scores, keys, values, tables, table, head, tile, num_hidden, num_keys, end, acc)
     for g in range(group):
         if part < 0:
-            inverse = _f32(1) / state[g, 1]
+            # As `_merge_parts` with one part.
+            sink = sinks[head * group + g]
+            highest = max(sink, state[g, 0])
+            added = _power(state[g, 0] - highest)
+            inverse = _f32(1) / _fused(state[g, 1], added, _power(sink - highest))
             for d in range(head_dim):
-                out[row, head * group + g, d] = narrowed(acc[g, d] * inverse, out)
+                out[row, head * group + g, d] = narrowed(_fused(acc[g, d], added, _f32(0)) * inverse, out)
         else:
             for d in range(head_dim):
                 parts[part, g, d] = acc[g, d]
@@ -235,30 +262,33 @@ def _attend_item(
 
 
 @serial
-def _merge_parts(merges: IntArray, parts: FloatArray, out: ElementArray) -> None:
-    """Merge the parts of split contexts; `parts` hold acc, maximum score and sum of exponentials."""
+def _merge_parts(merges: IntArray, parts: FloatArray, out: ElementArray, sinks: FloatArray) -> None:
+    """Merge the parts of split contexts and the sinks; `parts` hold acc, maximum score and sum of exponentials."""
     group, head_dim = parts.shape[1], out.shape[2]
     merged = np.empty(head_dim, np.float32)
     for m in range(merges.shape[0]):
         row, head, first, count = merges[m, 0], merges[m, 1], merges[m, 2], merges[m, 3]
         for g in range(group):
-            highest = _MASKED
-            for p in range(first, first + count):
-                highest = max(highest, parts[p, g, head_dim])
-            total = _f32(0)
+            highest, total = sinks[head * group + g], _f32(1)
             for d in range(head_dim):
                 merged[d] = _f32(0)
             for p in range(first, first + count):
-                weight = _f32(math.exp(parts[p, g, head_dim] - highest))
-                total += weight * parts[p, g, head_dim + 1]
+                # As `prefill_tile.fold`.
+                top = max(highest, parts[p, g, head_dim])
+                kept, added = _power(highest - top), _power(parts[p, g, head_dim] - top)
+                total = _fused(parts[p, g, head_dim + 1], added, total * kept)
                 for d in range(head_dim):
-                    merged[d] += weight * parts[p, g, d]
+                    merged[d] = _fused(parts[p, g, d], added, merged[d] * kept)
+                highest = top
             inverse = _f32(1) / total
             for d in range(head_dim):
                 out[row, head * group + g, d] = narrowed(merged[d] * inverse, out)
 
 
-@kernel("void(f4[:,:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], E[:,:,::1], f4, f4)")
+@kernel(
+    "void(f4[:,:,::1], E[:,:,:,::1], E[:,:,:,::1], i8[::1], i8[:,::1], i8[:,::1], f4[:,:,::1], E[:,:,::1], f4, f4, "
+    "f4[::1])"
+)
 def attend_decodes(
     queries: FloatArray,
     keys: ElementArray,
@@ -270,6 +300,7 @@ def attend_decodes(
     out: ElementArray,
     scale: np.float32,
     softcap: np.float32,
+    sinks: FloatArray,
 ) -> None:
     """Compute the attention of all decodes of a step in one layer. All arrays are contiguous.
 
@@ -281,7 +312,8 @@ def attend_decodes(
         parts: scratch [p, query heads per kv head, head_dim + 2]; its second dimension is read even if p is 0.
         scale: factor of the scores.
         softcap: bound of the scores, applied by tanh; 0 for no bound.
+        sinks: [heads], an additional score in each softmax, without a value (Xiao et al., 2023); `NO_SINK` for none.
     """
     for n in prange(items.shape[0]):
-        _attend_item(n, items, queries, keys, values, tables, parts, out, scale, softcap)
-    _merge_parts(merges, parts, out)
+        _attend_item(n, items, queries, keys, values, tables, parts, out, scale, softcap, sinks)
+    _merge_parts(merges, parts, out, sinks)

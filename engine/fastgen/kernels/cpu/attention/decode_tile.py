@@ -14,13 +14,14 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from fastgen.kernels.cpu.jit import lowering
-from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted_by_count
-from fastgen.kernels.cpu.vector_width import WIDTH
+from fastgen.kernels.cpu.llvm_vectors import F32, I32, I64, Emitter, emitted, emitted_by_count
+from fastgen.kernels.cpu.vector_width import CACHE_LINE, WIDTH
 
 KEYS = 4  # whose scores are computed together
 HEADS = 4 if WIDTH == 16 else 2  # of AVX2's sixteen registers, KEYS * 2 hold sums
+QUARTER = 4  # lanes that are added first when the lanes of a score are added
+SUMMED_LANES = 16  # of the sum of a tile's exponentials
 _VECTORS = 4  # of a value, whose sums are computed together
-_CACHE_LINE = 64  # bytes
 
 
 def _emit_scores(
@@ -41,12 +42,12 @@ def _emit_scores(
     emit = Emitter(builder, WIDTH)
     size = element.bitwidth // 8
     run = builder.mul(key_row, I64(KEYS))
-    lines = builder.udiv(builder.add(run, I64(_CACHE_LINE - 1)), I64(_CACHE_LINE))
+    lines = builder.udiv(builder.add(run, I64(CACHE_LINE - 1)), I64(CACHE_LINE))
     with lowering.for_range(builder, builder.udiv(num_keys, I64(KEYS))) as step:
         first = emit.offset(keys, step.index, run)
         next_read = emit.offset(ahead, step.index, run)
         with lowering.for_range(builder, lines) as line:
-            _prefetch(builder, emit.offset(next_read, line.index, _CACHE_LINE))
+            emit.prefetch(emit.offset(next_read, line.index, CACHE_LINE))
         sums = [emit.places(KEYS) for _ in range(heads)]
         with lowering.for_range(builder, builder.udiv(depth, I64(WIDTH))) as column:
             at = emit.offset(first, column.index, WIDTH * size)
@@ -88,8 +89,8 @@ def _emit_sums(
         with lowering.for_range(builder, num_keys) as key:
             line = emit.offset(first, key.index, value_row)
             following = emit.offset(next_read, key.index, value_row)
-            for start in range(0, vectors * WIDTH * size, _CACHE_LINE):
-                _prefetch(builder, builder.add(following, I64(start)))
+            for start in range(0, vectors * WIDTH * size, CACHE_LINE):
+                emit.prefetch(builder.add(following, I64(start)))
             loaded = [
                 emit.load_elements(emit.offset(line, I64(vector), WIDTH * size), element) for vector in range(vectors)
             ]
@@ -119,7 +120,7 @@ def _sum_lanes(emit: Emitter, vectors: Sequence[Any]) -> Any:
 
     def interleaved(a: Any, b: Any, unit: int) -> Any:
         """Add the two halves of each four lanes of a, and of b, and interleave the sums by `unit` lanes."""
-        quarters = range(0, WIDTH, KEYS)
+        quarters = range(0, WIDTH, QUARTER)
         halves = (
             [
                 quarter + half + lane + other * WIDTH
@@ -138,13 +139,21 @@ def _sum_lanes(emit: Emitter, vectors: Sequence[Any]) -> Any:
     return reduce(emit.add, parts)
 
 
-def _prefetch(builder: Any, address: Any) -> None:
-    """Prefetch a cache line for reading."""
-    pointer = ir.IntType(8).as_pointer()
-    signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-    function = lowering.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), I32(0), I32(3), I32(1)])
+def _emit_rest(
+    builder: Any, element: Any, query: Any, keys: Any, key_row: Any, depth: Any, num_keys: Any, out: Any
+) -> None:
+    """Add query [depth] · keys [num_keys, depth] to out [num_keys], one product after the other."""
+    emit = Emitter(builder, 1)
+    with lowering.for_range(builder, num_keys) as key:
+        result = emit.offset(out, key.index, 4)
+        place = lowering.alloca_once_value(builder, emit.load(result))
+        line = emit.offset(keys, key.index, key_row)
+        with lowering.for_range(builder, depth) as step:
+            factor = emit.load_elements(emit.offset(line, step.index, element.bitwidth // 8), element)
+            emit.add_product(place, factor, emit.load(emit.offset(query, step.index, 4)))
+        emit.store(builder.load(place), result)
 
 
 scores = emitted_by_count(_emit_scores)
+add_rest = emitted(_emit_rest)
 weighted_sums = emitted_by_count(_emit_sums)

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-TILE = 64  # keys per softmax step of the decode kernel; its items begin at multiples of it
+TILE = 64  # keys per softmax step; the items of the decode kernel begin at multiples of it
 
-# Minimum keys per item, if the context has as many, so that its overhead is negligible.
-_SHORTEST_SPLIT = 512
+# Contexts are split at multiples of it: in decodes and chunks alike, because other parts would change the last bits of
+# the merged result. It is long enough to make the overhead of a work item negligible.
+PART = 512
 _NO_WINDOW = 1 << 40  # longer than any context
 
 
@@ -22,7 +23,8 @@ class DecodeItems:
 
     Attributes:
         items: [n, 7]: row of the query, kv head, start of its block table, first and last key (exclusive), part or -1,
-            and first visible key. First keys are multiples of TILE; a window may begin within a tile.
+            and first visible key. First keys are multiples of TILE, and of PART except for the first part; a window may
+            begin within a tile.
         merges: [m, 4]: row, kv head, first part, number of parts.
         num_parts: number of partial results that are merged at the end.
     """
@@ -52,13 +54,8 @@ class DecodeItems:
         """
         visible = np.maximum(contexts - window, 0) if window else np.zeros_like(contexts)
         origins = visible // TILE * TILE
-        spans = contexts - origins
-        # The split of a context must not depend on other sequences: merging other parts changes the last bits, and the
-        # same seed must give the same tokens in every batch.
-        shares = -(-spans // np.maximum(spans // _SHORTEST_SPLIT, 1))
-        # All parts but the last consist of whole tiles.
-        lengths = -(-shares // TILE) * TILE
-        splits = -(-spans // lengths)
+        first_parts = origins // PART
+        splits = -(-contexts // PART) - first_parts
 
         groups = np.repeat(np.arange(len(contexts)), num_kv_heads)  # one per decode and head
         heads = np.tile(np.arange(num_kv_heads), len(contexts))
@@ -66,8 +63,8 @@ class DecodeItems:
         of_group = np.repeat(np.arange(len(groups)), group_splits)
         rows, index = groups[of_group], _index_in_run(group_splits)
 
-        begins = origins[rows] + index * lengths[rows]
-        ends = np.minimum(begins + lengths[rows], contexts[rows])
+        starts = (first_parts[rows] + index) * PART
+        begins, ends = np.maximum(starts, origins[rows]), np.minimum(starts + PART, contexts[rows])
         is_part = group_splits[of_group] > 1
         parts = np.where(is_part, np.cumsum(is_part) - 1, -1)
         items = np.stack([rows, heads[of_group], table_starts[rows], begins, ends, parts, visible[rows]], axis=1)

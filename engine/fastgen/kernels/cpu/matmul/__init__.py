@@ -1,1 +1,1 @@
-"""Matrix products with float32 weights, int8 weights, and int8 weights times int8 activations (AVX512-VNNI)."""
+"""Matrix products with float32 and bfloat16 weights, and with weights of eight bits and fewer."""

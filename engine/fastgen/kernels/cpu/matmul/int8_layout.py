@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from fastgen.kernels.cpu.vector_width import CACHE_LINE
 
 GROUP_LANES = 16  # outputs per group, of the kernel that widens weights
 TILE_LANES = 48  # outputs per group, of the kernel that multiplies bytes: three vectors
@@ -19,12 +22,20 @@ def in_groups(matrix: npt.NDArray[Scalar], columns: int, lanes: int = GROUP_LANE
     """Rearrange [rows, n], n <= columns, to [rows / lanes rounded up, columns, lanes], padded with zeros."""
     rows, given = matrix.shape
     whole = rows // lanes
-    laid: npt.NDArray[Any] = np.zeros((-(-rows // lanes), columns, lanes), matrix.dtype)
+    laid = _aligned_zeros((-(-rows // lanes), columns, lanes), matrix.dtype)
     laid[:whole, :given] = matrix[: whole * lanes].reshape(whole, lanes, given).swapaxes(1, 2)
     if whole < len(laid):
         rest = matrix[whole * lanes :]
         laid[whole, :given, : len(rest)] = rest.T
     return laid
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return zeros that begin at a cache line, so that no vector lies in two of them. numpy aligns to 16 bytes."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
+    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 def in_byte_groups(values: npt.NDArray[np.int8]) -> npt.NDArray[np.uint32]:

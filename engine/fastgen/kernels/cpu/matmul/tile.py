@@ -34,12 +34,46 @@ def emit_product(
     """
     emit = Emitter(builder, WIDTH)
     sums = [emit.places(VECTORS) for _ in range(rows)]
-    inputs = [emit.offset(a, I64(row), a_row) for row in range(rows)]
-    results = [
-        [emit.offset(emit.offset(c, I64(row), c_row), I64(vector), WIDTH * 4) for vector in range(VECTORS)]
-        for row in range(rows)
+    _add_products(emit, sums, a, a_row, a_column, b, depth)
+    pairs = _with_results(emit, sums, c, c_row)
+    # Add the previous value of c last: a long sum is then a sum of short ones, with a smaller rounding error.
+    with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
+        for total, result in pairs:
+            builder.store(emit.add(emit.load(result), builder.load(total)), total)
+    for total, result in pairs:
+        emit.store(builder.load(total), result)
+
+
+def emit_continued_product(
+    rows: int, builder: Any, a: Any, a_row: Any, a_column: Any, b: Any, depth: Any, c: Any, c_row: Any
+) -> None:
+    """Add the products of the columns of a to c one after the other; arguments as those of `emit_product`.
+
+    So the result does not depend on how the columns are divided among calls.
+    """
+    emit = Emitter(builder, WIDTH)
+    sums = [emit.places(VECTORS) for _ in range(rows)]
+    pairs = _with_results(emit, sums, c, c_row)
+    for total, result in pairs:
+        builder.store(emit.load(result), total)
+    _add_products(emit, sums, a, a_row, a_column, b, depth)
+    for total, result in pairs:
+        emit.store(builder.load(total), result)
+
+
+def _with_results(emit: Emitter, sums: list[list[Any]], c: Any, c_row: Any) -> list[tuple[Any, Any]]:
+    """Return the places of all sums with the addresses of their results."""
+    return [
+        (total, emit.offset(emit.offset(c, I64(row), c_row), I64(vector), WIDTH * 4))
+        for row, totals in enumerate(sums)
+        for vector, total in enumerate(totals)
     ]
-    pairs = [pair for row in zip(sums, results, strict=True) for pair in zip(*row, strict=True)]
+
+
+def _add_products(emit: Emitter, sums: list[list[Any]], a: Any, a_row: Any, a_column: Any, b: Any, depth: Any) -> None:
+    """Add the product to sums, one column of a after the other."""
+    builder = emit.builder
+    inputs = [emit.offset(a, I64(row), a_row) for row in range(len(sums))]
 
     def add_column(column: Any) -> None:
         line = emit.offset(b, column, TILE_COLUMNS * 4)
@@ -56,9 +90,3 @@ def emit_product(
             add_column(builder.add(begin, I64(ahead)))
     with lowering.for_range(builder, depth, start=builder.mul(steps, I64(_UNROLLED))) as step:
         add_column(step.index)
-    # Add the previous value of c last: a long sum is then a sum of short ones, with a smaller rounding error.
-    with builder.if_then(builder.icmp_signed("!=", adds, I64(0))):
-        for total, result in pairs:
-            builder.store(emit.add(emit.load(result), builder.load(total)), total)
-    for total, result in pairs:
-        emit.store(builder.load(total), result)

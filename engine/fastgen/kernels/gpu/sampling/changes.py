@@ -120,14 +120,14 @@ def _ban(logits: torch.Tensor, banned: abc.Sequence[list[int] | None]) -> list[i
     rows = [row for row, tokens in enumerate(banned) if tokens]
     if not rows:
         return []
-    pairs = [(row, token) for row, tokens in enumerate(banned) for token in tokens or ()]
-    places = tuple(torch.tensor(pairs, device=logits.device).T)
+    # Not from a list of pairs: a request may ban thousands of tokens in each of its generations.
+    places = _places(logits, [(row, np.array(banned[row], np.int64)) for row in rows])
     before = logits[places]
     logits[places] = -math.inf
     largest = take_rows(logits, rows).amax(-1).tolist()
     ignored = [row for row, value in zip(rows, largest, strict=True) if value == -math.inf]
     if ignored:
-        is_freed = torch.tensor([row in ignored for row, _ in pairs], device=logits.device)
+        is_freed = torch.isin(places[0], torch.tensor(ignored, device=logits.device))
         logits[tuple(index[is_freed] for index in places)] = before[is_freed]
     return ignored
 

@@ -51,6 +51,8 @@ class Column(IntEnum):
 
 
 FLOAT_COLUMNS = 7
+# Columns that are shares of the probability.
+PROBABILITY_COLUMNS = (Column.TOP_P, Column.TYPICAL_P)
 
 
 def of_column(parameters: IntArray, column: Column) -> FloatArray:

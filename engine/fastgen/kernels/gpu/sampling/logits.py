@@ -31,7 +31,7 @@ def process_logits(
     counts: torch.Tensor,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return `logits` with bias, penalties, grammar masks and bans applied, in this order.
 
     Banned tokens are end and stop tokens before `min_tokens` are generated, and tokens that would complete a bad word.
@@ -39,7 +39,7 @@ def process_logits(
 
     Args:
         logits: [R, V], float32, bfloat16 or float16; not modified.
-        slots: [R] int32; -1 for padded rows, whose scores are unspecified.
+        slots: [R] int32; -1 for padded rows, whose results are unspecified.
         positions: [R] int32, position in its sequence of the token to sample.
         columns: [slots, len(Column)] int64.
         lists: [n] int32. Written: whether each banned token is banned in this step.
@@ -51,7 +51,8 @@ def process_logits(
     Returns:
         What `sample_tokens` needs of R rows over V tokens, in C chunks.
 
-        - scores [R, V] float32;
+        - scores [R, V] float32, of changed rows only: those of the others are their logits, and are not written;
+        - is_changed [R] int32, whether a row has a bias, penalties, bans or a grammar mask;
         - chunk_max [R, C] float32, largest score of a chunk;
         - chunk_sum [R, C] float64, sum of exp((score - chunk_max) / temperature); 0 in greedy rows and if all scores
           are minus infinity;
@@ -59,7 +60,7 @@ def process_logits(
     """
     num_rows, vocabulary = logits.shape
     scores = logits.to(torch.float32, copy=True)
-    temperatures = torch.zeros(num_rows)
+    temperatures, is_changed = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int32)
     used, slot_of = used_rows(slots)
     if used:
         parameters, all_lists = columns.numpy()[slot_of], lists.numpy()
@@ -69,6 +70,9 @@ def process_logits(
         for row, position, mask_row in zip(parameters.tolist(), positions[used].tolist(), rows_of_masks, strict=True):
             mask = None if masks is None or mask_row < 0 else masks[mask_row].numpy().view(np.uint32)
             changes.append(_changes(row, all_lists, counts, position, mask))
+        has_lists = (parameters[:, [Column.NUM_BIASES, Column.NUM_BANS]] > 0).any(1)
+        has_lists |= (parameters[:, Column.COUNT_ROW] >= 0) | (np.array(rows_of_masks) >= 0)
+        is_changed[used] = torch.from_numpy(has_lists).int()
         changed = scores[used]
         for index in change_logits(changed, parameters, changes):
             _bans(parameters[index].tolist(), all_lists)[3] = 0
@@ -80,7 +84,10 @@ def process_logits(
     weights = ((chunks - chunk_max[..., None]) / temperatures[:, None, None]).exp()
     chunk_sum = weights.where((chunk_max > -math.inf)[..., None], 0.0).sum(-1, dtype=torch.float64)
     chunk_sum = chunk_sum.where(temperatures[:, None] > 0, 0.0)
-    return scores, chunk_max, chunk_sum, chunks.view(num_rows, (vocabulary + missing) // GROUP, GROUP).amax(-1)
+    group_max = chunks.view(num_rows, (vocabulary + missing) // GROUP, GROUP).amax(-1)
+    # Not to be used: the kernel does not write them.
+    scores = scores.masked_fill(is_changed[:, None] == 0, math.nan)
+    return scores, is_changed, chunk_max, chunk_sum, group_max
 
 
 def _changes(

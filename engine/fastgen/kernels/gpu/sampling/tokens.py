@@ -14,7 +14,9 @@ from fastgen.kernels.gpu.sampling.top_k_top_p import choose_tokens
 
 @operator(mutates=("scores",))
 def sample_tokens(
+    logits: torch.Tensor,
     scores: torch.Tensor,
+    is_changed: torch.Tensor,
     chunk_max: torch.Tensor,  # noqa: ARG001
     chunk_sum: torch.Tensor,  # noqa: ARG001
     group_max: torch.Tensor,  # noqa: ARG001
@@ -37,7 +39,8 @@ def sample_tokens(
     consumer GPUs compute float64 at 1/64 of the float32 rate.
 
     Args:
-        scores, chunk_max, chunk_sum, group_max: of `process_logits`; `scores` are unspecified afterwards.
+        logits: [R, V] float32, as for `process_logits`: the scores of rows that are not changed.
+        scores, is_changed, chunk_max, chunk_sum, group_max: of `process_logits`; `scores` are unspecified afterwards.
         slots: [R] int32; a padded row (-1) gets token 0.
         positions: [R] int32.
         columns: [slots, len(Column)] int64.
@@ -46,7 +49,8 @@ def sample_tokens(
     used, slot_of = used_rows(slots)
     if used:
         parameters, own = columns.numpy()[slot_of], positions[used].numpy()
-        chosen = choose_tokens(scores[used], parameters, own, rows_at_once=len(used))
+        of_row = torch.where(is_changed[used, None] != 0, scores[used], logits[used])
+        chosen = choose_tokens(of_row, parameters, own, rows_at_once=len(used))
         tokens[used] = chosen.int()
     return tokens
 

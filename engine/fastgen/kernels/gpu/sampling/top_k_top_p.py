@@ -127,7 +127,7 @@ def _draw_from_top(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw tokens [R] from each row's `TOP` top tokens. Also return [R] whether the filters keep no others."""
     likeliest, order = logits.topk(min(TOP, logits.shape[1]), sorted=True)
-    scaled = likeliest.double() - likeliest[:, :1]
+    scaled = _with_numbers(likeliest.double() - likeliest[:, :1])
     weights = scaled.div_(_column(of_column(parameters, Column.TEMPERATURE), scaled)).exp_()
     needs_total = (of_column(parameters, Column.TOP_P) < 1) & (parameters[:, Column.TOP_K] == 0)
     total = _sum(_weights(logits, parameters)) if needs_total.any() else weights[:, :1]
@@ -239,10 +239,21 @@ def _descend(
 
 def _weights(logits: torch.Tensor, parameters: IntArray) -> torch.Tensor:
     """Return weights [R, V rounded up to whole runs] relative to each row's top token, whose weight is 1."""
-    scaled = logits.float() - logits.amax(-1, keepdim=True)
+    largest = logits.amax(-1, keepdim=True)
+    scaled = logits.float() - largest
+    if not largest.isfinite().all():
+        scaled = _with_numbers(scaled)
     scaled.div_(_column(of_column(parameters, Column.TEMPERATURE), scaled)).exp_()
     missing = -scaled.shape[1] % _RUN
     return torch.nn.functional.pad(scaled, (0, missing)) if missing else scaled
+
+
+def _with_numbers(scaled: torch.Tensor) -> torch.Tensor:
+    """Replace NaN, in logits relative to the largest one, by 0.
+
+    A model's logits may overflow. A token is drawn all the same: its request must not end the engine.
+    """
+    return scaled.nan_to_num_(nan=0.0, neginf=-torch.inf)
 
 
 def _sum(weights: torch.Tensor) -> torch.Tensor:

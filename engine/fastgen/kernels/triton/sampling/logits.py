@@ -42,29 +42,30 @@ def process_logits(
     counts: torch.Tensor,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Launch `_update_bans` and `_process_logits`; see `fastgen.kernels.gpu.sampling.logits.process_logits`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Launch `_find_changes` and `_process_logits`; see `fastgen.kernels.gpu.sampling.logits.process_logits`."""
     num_rows, vocabulary = logits.shape
     num_chunks = triton.cdiv(vocabulary, CHUNK)
     scores = logits.new_empty(num_rows, vocabulary, dtype=torch.float32)
+    is_changed = slots.new_empty(num_rows)
     chunk_max = logits.new_empty(num_rows, num_chunks, dtype=torch.float32)
     chunk_sum = logits.new_empty(num_rows, num_chunks, dtype=torch.float64)
     group_max = logits.new_empty(num_rows, num_chunks * (CHUNK // GROUP), dtype=torch.float32)
     if num_rows:
         mask_width = 0 if masks is None else masks.stride(0)
-        _update_bans[(num_rows,)](
-            logits, slots, positions, columns, lists, masks, mask_rows,
+        _find_changes[(num_rows,)](
+            logits, slots, positions, columns, lists, masks, mask_rows, is_changed,
             vocabulary, logits.stride(0), mask_width,
             TILE=_TILE, num_warps=_WARPS,
         )  # fmt: skip
         # Without fused multiply-add, scores are the same bits as on a CPU.
         _process_logits[(num_rows, num_chunks)](
             logits, slots, columns, lists, counts, masks, mask_rows,
-            scores, chunk_max, chunk_sum, group_max,
+            scores, is_changed, chunk_max, chunk_sum, group_max,
             vocabulary, num_chunks, logits.stride(0), mask_width,
             **_SIZES, num_warps=_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
-    return scores, chunk_max, chunk_sum, group_max
+    return scores, is_changed, chunk_max, chunk_sum, group_max
 
 
 @triton.jit
@@ -87,17 +88,24 @@ def _first_from(tokens, count, least):
 
 
 @triton.jit
-def _update_bans(
-    logits, slots, positions, columns, lists, masks, mask_rows, vocabulary, logits_stride, mask_width,
+def _find_changes(
+    logits, slots, positions, columns, lists, masks, mask_rows, is_changed, vocabulary, logits_stride, mask_width,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Decide which tokens are banned in one row: none if that would leave no token."""
+    """Decide whether the scores of one row differ from its logits, and which tokens are banned.
+
+    None is banned if that would leave no token.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
         return
     column = columns + slot * _COLUMNS
     num_bans = tl.load(column + _NUM_BANS).to(tl.int32)
+    has_changes = (num_bans > 0) | (tl.load(column + _NUM_BIASES) > 0) | (tl.load(column + _COUNT_ROW) >= 0)
+    if masks is not None:
+        has_changes |= tl.load(mask_rows + row) >= 0
+    tl.store(is_changed + row, has_changes.to(tl.int32))
     if num_bans == 0:
         return
     bans = lists + tl.load(column + _BANS)
@@ -155,7 +163,7 @@ def _masked(score, token, row, vocabulary, masks, mask_rows, mask_width):
 
 @triton.jit
 def _process_logits(
-    logits, slots, columns, lists, counts, masks, mask_rows, scores, chunk_max, chunk_sum, group_max,
+    logits, slots, columns, lists, counts, masks, mask_rows, scores, is_changed, chunk_max, chunk_sum, group_max,
     vocabulary, num_chunks, logits_stride, mask_width,
     CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -190,7 +198,8 @@ def _process_logits(
     num_bans = tl.load(column + _NUM_BANS).to(tl.int32)
     score = _without_bans(score, token, first, first + CHUNK, lists + tl.load(column + _BANS), num_bans)
     score = _masked(score, token, row, vocabulary, masks, mask_rows, mask_width)
-    tl.store(scores + row * vocabulary + token, score, mask=inside)
+    if tl.load(is_changed + row) != 0:
+        tl.store(scores + row * vocabulary + token, score, mask=inside)
 
     largest = tl.max(score, 1)
     tl.store(group_max + (row * num_chunks + chunk) * GROUPS + tl.arange(0, GROUPS), largest)
@@ -210,12 +219,13 @@ def _variants() -> Iterator[Variant]:
     absent: dict[str, int | None] = dict.fromkeys(grammar)
     for dtype in ("bf16", "fp16", "fp32"):
         inputs = {"logits": f"*{dtype}:16", "slots": "*i32:16", "columns": "*i64:16", "lists": "*i32:16"}
+        inputs |= {"is_changed": "*i32:16"}
         inputs |= dict.fromkeys(("vocabulary", "logits_stride", "mask_width"), "i32:16")
         bans = inputs | {"positions": "*i32:16"}
         process = inputs | {"counts": "*i32:16", "num_chunks": "i32", "chunk_sum": "*fp64:16"}
         process |= dict.fromkeys(("scores", "chunk_max", "group_max"), "*fp32:16")
         for name, masks, no_masks in ((f"{dtype}_grammar", grammar, {}), (dtype, {}, absent)):
-            yield Variant(name, _update_bans, bans | masks, no_masks | {"TILE": _TILE}, _WARPS)
+            yield Variant(name, _find_changes, bans | masks, no_masks | {"TILE": _TILE}, _WARPS)
             yield Variant(name, _process_logits, process | masks, no_masks | _SIZES, _WARPS)
 
 

@@ -29,7 +29,9 @@ _RING, _RING_LENGTH = constants(Column.RING, Column.RING_LENGTH)
 
 
 def sample_tokens(
+    logits: torch.Tensor,
     scores: torch.Tensor,
+    is_changed: torch.Tensor,
     chunk_max: torch.Tensor,
     chunk_sum: torch.Tensor,
     group_max: torch.Tensor,
@@ -45,11 +47,13 @@ def sample_tokens(
         groups = slots.new_empty(num_rows, TOP)
         keys = slots.new_empty(num_rows, TOP, dtype=torch.int64)
         _draw[(num_rows,)](
-            scores, chunk_max, chunk_sum, group_max, slots, positions, columns, tokens, groups, keys,
-            vocabulary, chunk_max.shape[1], **_SIZES, CHUNKS=chunks, num_warps=_draw_warps(chunks),
+            logits, scores, is_changed, chunk_max, chunk_sum, group_max, slots, positions, columns,
+            tokens, groups, keys, vocabulary, chunk_max.shape[1], logits.stride(0),
+            **_SIZES, CHUNKS=chunks, num_warps=_draw_warps(chunks),
         )  # fmt: skip
         _draw_from_many[(num_rows,)](
-            scores, chunk_max, slots, positions, columns, tokens, vocabulary, chunk_max.shape[1],
+            logits, scores, is_changed, chunk_max, slots, positions, columns, tokens,
+            vocabulary, chunk_max.shape[1], logits.stride(0),
             CHUNKS=chunks, TILE=_TILE, num_warps=_ROW_WARPS,
         )  # fmt: skip
     return tokens
@@ -79,7 +83,8 @@ def _draw_warps(chunks: int) -> int:
 
 @triton.jit
 def _draw(
-    scores, chunk_max, chunk_sum, group_max, slots, positions, columns, tokens, groups, keys, vocabulary, num_chunks,
+    logits, scores, is_changed, chunk_max, chunk_sum, group_max, slots, positions, columns, tokens, groups, keys,
+    vocabulary, num_chunks, logits_stride,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Choose the token of one row: greedily, without filters, or from its top tokens; -1 if these do not suffice."""
@@ -89,7 +94,7 @@ def _draw(
         tl.store(tokens + row, 0)
         return
     column = columns + slot * _COLUMNS
-    scores += row * vocabulary
+    scores = _scores_of(row, logits, logits_stride, scores, vocabulary, is_changed)
     chunk = tl.arange(0, CHUNKS)
     maxima = tl.load(chunk_max + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
     top = tl.max(maxima)
@@ -127,6 +132,12 @@ def _draw(
 
 
 @triton.jit
+def _scores_of(row, logits, logits_stride, scores, vocabulary, is_changed):
+    """Return a pointer to the scores of a row: its logits if it is not changed."""
+    return tl.where(tl.load(is_changed + row) != 0, scores + row * vocabulary, logits + row * logits_stride)
+
+
+@triton.jit
 def _draw_from_top(token, weights, total, uniform, top_k, top_p, min_p, vocabulary, TOP: tl.constexpr):
     """Draw from the top tokens [TOP], given their `weights` and the `total` of all; -1 if the filters keep more."""
     order = tl.arange(0, TOP)
@@ -155,7 +166,7 @@ def _draw_from_all(scores, sums, wanted, top, temperature, vocabulary, CHUNK: tl
 
 @triton.jit
 def _draw_from_many(
-    scores, chunk_max, slots, positions, columns, tokens, vocabulary, num_chunks,
+    logits, scores, is_changed, chunk_max, slots, positions, columns, tokens, vocabulary, num_chunks, logits_stride,
     CHUNKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Choose the token of one row for which `_draw` found none, because filters keep many or scattered tokens."""
@@ -163,6 +174,7 @@ def _draw_from_many(
     if tl.load(tokens + row) >= 0:
         return
     column = columns + tl.load(slots + row).to(tl.int64) * _COLUMNS
+    unscaled = _scores_of(row, logits, logits_stride, scores, vocabulary, is_changed)
     scores += row * vocabulary
     chunk = tl.arange(0, CHUNKS)
     maxima = tl.load(chunk_max + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
@@ -170,7 +182,7 @@ def _draw_from_many(
     temperature = tl.full([TILE], 0.0, tl.float32) + load_float(column, _TEMPERATURE).to(tl.float32)
     for first in range(0, vocabulary, TILE):
         token = first + tl.arange(0, TILE)
-        score = tl.load(scores + token, mask=token < vocabulary, other=0.0)
+        score = tl.load(unscaled + token, mask=token < vocabulary, other=0.0)
         tl.store(scores + token, tl.div_rn(score - top, temperature), mask=token < vocabulary)
     tl.debug_barrier()
 
@@ -299,7 +311,8 @@ def _variants() -> Iterator[Variant]:
     rows = dict.fromkeys(("slots", "positions", "tokens"), "*i32:16") | {"columns": "*i64:16", "vocabulary": "i32:16"}
     state = dict.fromkeys(("lists", "counts", "last_tokens"), "*i32:16") | {"num_rows": "i32"}
     yield Variant("", _commit_tokens, rows | state, {"BLOCK": _COMMIT_BLOCK}, _COMMIT_WARPS)
-    scores = rows | dict.fromkeys(("scores", "chunk_max"), "*fp32:16") | {"num_chunks": "i32"}
+    scores = rows | dict.fromkeys(("logits", "scores", "chunk_max"), "*fp32:16") | {"num_chunks": "i32"}
+    scores |= {"is_changed": "*i32:16", "logits_stride": "i32:16"}
     sums = {"chunk_sum": "*fp64:16", "group_max": "*fp32:16", "groups": "*i32:16", "keys": "*i64:16"}
     for vocabulary in VOCABULARIES:
         name, chunks = f"v{vocabulary}", padded_chunks(vocabulary)

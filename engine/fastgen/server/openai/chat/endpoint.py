@@ -73,6 +73,7 @@ def _response(handler: RequestHandler, name: str, body: ChatRequest, outputs: li
         chat_usage(handler),
         UNSET if body.prompt_logprobs is None else prompt_logprobs(token_text, first.prompt_logprobs or ()),
         first.request.prompt_token_ids if body.return_token_ids else UNSET,
+        system_fingerprint=handler.fingerprint,
     )
     return json_response(completion)
 
@@ -108,7 +109,8 @@ class _ChatEvents(ChunkEvents[ChatRequest]):
         return event(self._chunk(role, prompt if is_first and self._body.return_token_ids else UNSET))
 
     def _chunk(self, choice: ChatChunkChoice, prompt: list[int] | UnsetType = UNSET) -> ChatChunk:
-        return ChatChunk(*self._head, [choice], self._chunk_usage, prompt)
+        fingerprint = self._handler.fingerprint
+        return ChatChunk(*self._head, [choice], self._chunk_usage, prompt, system_fingerprint=fingerprint)
 
     def _usage(self) -> CompletionUsage:
         return chat_usage(self._handler)

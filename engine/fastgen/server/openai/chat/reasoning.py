@@ -10,7 +10,7 @@ from fastgen.server.openai.fields.messages import text_of
 from fastgen.server.openai.fields.types import field_error
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.served_model import ServedModel
-from fastgen.text.reasoning import Start, after_reasoning
+from fastgen.text.reasoning.format import Start
 
 # Variables that turn reasoning on and off: Qwen3's and DeepSeek-V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -65,7 +65,9 @@ def start_of(body: ChatRequest, model: ServedModel, prompt: str) -> Start:
     return format.start_within(text_of(last)) if body.continue_final_message else format.start_after(prompt)
 
 
-def reasoned(answer: Grammar | None, body: ChatRequest, model: ServedModel, start: Start) -> Grammar | None:
+def reasoned(
+    answer: Grammar | None, body: ChatRequest, model: ServedModel, start: Start, *, offers_tools: bool
+) -> Grammar | None:
     """Return the grammar of a generation whose answer, after the reasoning, matches `answer`.
 
     None if any text is allowed. A set of allowed tokens applies to the reasoning too, so it cannot be combined with a
@@ -83,4 +85,4 @@ def reasoned(answer: Grammar | None, body: ChatRequest, model: ServedModel, star
                 "thinking_token_budget", "cannot be combined with allowed_token_ids; leave one of them out"
             )
         return answer
-    return after_reasoning(answer, model.reasoning_format, model.tokenizer, start, budget)
+    return model.reasoning_format.grammar(answer, model.tokenizer, start, budget, offers_tools=offers_tools)

@@ -16,7 +16,7 @@ from fastgen.server.serving.held_memory import most_logprob_tokens
 from fastgen.server.serving.served_model import ServedModel
 from fastgen.settings import ConfigError
 from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
-from fastgen.text.reasoning import Start
+from fastgen.text.reasoning.format import Start
 from fastgen.text.rendered_request import RenderedRequest
 
 
@@ -121,13 +121,12 @@ async def _constrained(
     """
     structure, format = body.structure(), model.reasoning_format
     if tools:
-        # The model may open its reasoning itself, and text before a call must not contain it.
-        excluded = [format.opening] if format is not None and start is Start.OPEN else []
+        excluded = () if format is None else format.excluded(start)
         tools, structure = await constrained(tools, model, body.max_calls, structure, excluded)
     else:
         await model.grammars.admitted(structure)
     answer, field = structure or (None, "thinking_token_budget")
-    grammar = reasoned(answer, body, model, start)
+    grammar = reasoned(answer, body, model, start, offers_tools=bool(tools))
     if grammar is not None and format is not None:
         await model.grammars.admit(grammar, field)
     return tools, grammar

@@ -33,28 +33,32 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
     """Return the tools that the model may call.
 
     Raises:
-        RequestError: if the request requires a call, and defines no tool or not the one that it names.
+        RequestError: if the request requires a call, and defines no tool, or not one that it names.
     """
-    (mode, named), functions = body.tool_choice, [tool.function for tool in body.tools or []]
-    names, is_required = [function.name for function in functions], mode == "required"
-    if named is not None and named not in names:
-        raise field_error("tool_choice", f"{named!r} is not a function in tools; name one that is")
+    choice, functions = body.tool_choice, [tool.function for tool in body.tools or []]
+    names, is_required = {function.name for function in functions}, choice.mode == "required"
+    allowed = names if choice.functions is None else set(choice.functions)
+    if unknown := sorted(allowed - names):
+        raise field_error("tool_choice", f"{unknown[0]!r} is not a function in tools; name one that is")
     if is_required and not functions:
         raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
-    if mode == "none":
+    if choice.mode == "none":
         return ()
-    # Without an opening mark, strict calls forbid answers that begin with a brace or bracket, but answers may be JSON.
-    strict = body.is_strict_by_default and (is_required or bool(model.tool_format.opening))
-    only = None if named is None else names.index(named)
+    # Without an opening mark, a grammar of calls forbids answers that begin with a brace or bracket, but answers may be
+    # JSON.
+    has_opening = bool(model.tool_format.opening)
+    strict = body.is_strict_by_default and (is_required or has_opening)
     return tuple(
         OfferedTool(
             function.name,
             function.parameters or _NO_ARGUMENTS,
             strict=strict if function.strict is None else function.strict,
-            required=is_required and only in (None, index),
+            required=is_required,
+            exclusive=choice.functions is not None and has_opening,
             must_hold=bool(function.strict) or (is_required and not body.is_strict_by_default),
         )
-        for index, function in enumerate(functions)
+        for function in functions
+        if function.name in allowed
     )
 
 
@@ -126,7 +130,7 @@ def tools_grammar(
         if structure is not None:
             answer, field = structure
             return call_grammar(format, tools, tokenizer, most_calls=max_calls, answer=answer), field
-        if not any(tool.strict for tool in tools):
+        if not any(tool.strict or tool.exclusive for tool in tools):
             return None
         return free_grammar(format, tools, tokenizer, most_calls=max_calls, excluded=excluded), "tools"
     except SchemaError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
 )
 
 from fastgen.server.openai.fields.types import Boolean, String
+from fastgen.server.openai.fields.unsupported import refused
 
 _MAX_TOOL_NAME_LENGTH = 256
 # Names of an assistant's reasoning, as clients spell it.
@@ -92,23 +94,34 @@ ToolCalls = Annotated[
 
 
 class ChatMessage(BaseModel):
-    """One message; unknown fields are passed to the chat template."""
+    """One message.
+
+    Fields that OpenAI's API does not define are passed to the chat template: some templates read their own.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     role: String
     content: MessageContent = None
     tool_calls: ToolCalls = None
+    refusal: String | None = None
+    # Templates know neither, so the message would be lost.
+    function_call: Any = refused("use tool_calls")
+    audio: Any = refused("only text is supported")
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for `ChatTemplate`, null fields left out except for the content."""
+        """Return the message for `ChatTemplate`, null fields left out except for the content.
+
+        A refusal is the content of a message without one.
+        """
         others = {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
         # The field has three names; templates know one of the older ones.
         reasoning = next((others[name] for name in _REASONING if isinstance(others.get(name), str)), None)
         if reasoning is not None:
             others = {"reasoning_content": reasoning, "thinking": reasoning, **others}
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
-        return {"role": self.role, "content": self.content, **others, **calls}
+        content = self.refusal if self.content is None else self.content
+        return {"role": self.role, "content": content, **others, **calls}
 
 
 class ToolFunction(BaseModel):
@@ -144,19 +157,53 @@ class Tool(BaseModel):
         return self._given
 
 
-def _tool_choice(value: Any) -> tuple[str, str | None]:
-    """Return the mode, and the function that must be called if the client names one."""
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which functions the model may or must call.
+
+    Attributes:
+        mode: `required` if it must call one.
+        functions: names of the only functions that it may call; None for all.
+        is_single: whether it must make one call only, as with a function that the request names.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    functions: tuple[str, ...] | None = None
+    is_single: bool = False
+
+
+def _tool_choice(value: Any) -> ToolChoice:
     match value:
         case None:
-            return "auto", None
+            return ToolChoice()
         case "none" | "auto" | "required":
-            return value, None
+            return ToolChoice(value)
         case {"type": "function", "function": {"name": str(name)}}:
-            return "required", name
-    raise ValueError('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
+            return ToolChoice("required", (name,), is_single=True)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            return ToolChoice(mode, tuple(_allowed_tool(tool) for tool in _not_empty(tools)))
+        case {"type": "allowed_tools"}:
+            raise ValueError('allowed_tools must be {"mode": "auto" or "required", "tools": [...]}')
+    raise ValueError(
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+    )
 
 
-ToolChoice = Annotated[
-    tuple[str, str | None],
+def _not_empty(tools: list[Any]) -> list[Any]:
+    if not tools:
+        raise ValueError('allowed_tools has no tools; name some, or use "none"')
+    return tools
+
+
+def _allowed_tool(tool: Any) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise ValueError('each allowed tool must be {"type": "function", "function": {"name": ...}}')
+
+
+ToolChoiceField = Annotated[
+    ToolChoice,
     PlainValidator(_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None),
 ]

@@ -19,7 +19,7 @@ from fastgen.server.openai.responses.request import ALIASES, ResponseRequest
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.server.serving.service import Service, client_names
 from fastgen.server.serving.token_stream import TokenStream
-from fastgen.text.request_output import OutputDelta
+from fastgen.text.request_output import OutputDelta, RequestOutput
 
 router = APIRouter(route_class=JSONRoute)
 
@@ -41,6 +41,10 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 async def _complete(handler: RequestHandler, begun: ResponseBody) -> Response:
     with handler:
         (output,) = await handler.finish()
+    return await off_loop(_response, handler, begun, output)
+
+
+def _response(handler: RequestHandler, begun: ResponseBody, output: RequestOutput) -> Response:
     written = Output(handler.rendered)
     written.add(output.as_delta())
     complete = finished(begun, chat_usage(handler), written.finish_reason)

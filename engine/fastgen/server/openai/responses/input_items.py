@@ -25,17 +25,21 @@ def messages_of(items: list[Any]) -> list[dict[str, Any]]:
             _add(item, messages)
         except ValueError as error:
             raise ValueError(f"item {index}: {error}") from None
+    for message in messages:
+        if message["role"] == "assistant" and message.get("content") is not None:
+            message["content"] = "".join(message["content"])  # once: items may be thousands
     if not any("content" in message for message in messages):
         raise ValueError("has no message; add one")
     return messages
 
 
 def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add an item to the messages."""
+    """Add an item to the messages. The content of an assistant's message is a list of texts."""
     match {"type": "message", **item}:
         case {"type": "message", "role": "assistant"}:
             turn = _turn(messages)
-            turn["content"] = (turn.get("content") or "") + _text(item.get("content"))
+            turn["content"] = turn.get("content") or []
+            turn["content"].append(_text(item.get("content")))
         case {"type": "message", "role": "user" | "system" | "developer" as role}:
             messages.append({"role": role, "content": _content(item.get("content"))})
         case {"type": "message"}:

@@ -79,7 +79,32 @@ def _tool_choice(value: Any) -> Any:
             return value
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "name": name}
-    raise ValueError('must be "none", "auto", "required" or {"type": "function", "name": ...}')
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            return {"type": "allowed_tools", "mode": mode, "tools": [_allowed_tool(tool) for tool in tools]}
+        case {"type": "allowed_tools"}:
+            raise ValueError('allowed_tools must have "mode": "auto" or "required", and "tools": [...]')
+    raise ValueError(
+        'must be "none", "auto", "required", {"type": "function", "name": ...} or '
+        '{"type": "allowed_tools", "mode": ..., "tools": [...]}'
+    )
+
+
+def _allowed_tool(tool: Any) -> dict[str, str]:
+    match tool:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "name": name}
+    raise ValueError('each allowed tool must be {"type": "function", "name": ...}')
+
+
+def _chat_tool_choice(choice: Any) -> Any:
+    """Return the choice as in chat completions, which nest the fields of a choice and of a function."""
+    match choice:
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            nested = [{"type": "function", "function": tool} for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": nested}}
+        case {"type": "function"}:
+            return {"type": "function", "function": choice}
+    return choice
 
 
 def _include(value: Any) -> Any:
@@ -220,9 +245,7 @@ class ResponseRequest(_PassedFields, _ChatFields, OpenAIFields):
                 both = with_text(first["content"], before=f"{self.instructions}\n\n")
             messages = [{"role": "system", "content": both}, *messages[first is not None :]]
         # Chat completions nest functions and schemas.
-        tool_choice, response_format = self.tool_choice, self.text
-        if isinstance(tool_choice, dict):
-            tool_choice = {"type": "function", "function": tool_choice}
+        response_format = self.text
         if isinstance(response_format, dict) and response_format.get("type") == "json_schema":
             response_format = {"type": "json_schema", "json_schema": response_format}
         fields = {
@@ -232,7 +255,7 @@ class ResponseRequest(_PassedFields, _ChatFields, OpenAIFields):
             "response_format": response_format,
             "reasoning_effort": self.reasoning,
             "tools": [{"type": "function", "function": function} for function in self.tools or []],
-            "tool_choice": tool_choice,
+            "tool_choice": _chat_tool_choice(self.tool_choice),
         }
         try:
             return _Chat.model_validate(fields)

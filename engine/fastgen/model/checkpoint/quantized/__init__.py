@@ -1,0 +1,1 @@
+"""Weights that a checkpoint stores quantised: one file for each format."""

@@ -1,0 +1,1 @@
+"""Reasoning of models before they answer."""

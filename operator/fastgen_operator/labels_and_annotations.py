@@ -11,6 +11,12 @@ OWNER_LABEL: Final = f"{GROUP}/deployment"
 # Suffix of the label's value on download pods, so that no selector of serving pods matches them. Resource names contain
 # no underscore.
 FETCH_SUFFIX: Final = "_fetch"
+# Suffix of the label's value on pods of a canary, which only the gateway may reach, and of the names of its Deployment,
+# Service and NetworkPolicy.
+CANARY_LABEL_SUFFIX: Final = "_canary"
+CANARY_SUFFIX: Final = "-canary"
+# On a Deployment whose pod template is held while a canary runs: the revision of the held template.
+REVISION_ANNOTATION: Final = f"{GROUP}/revision"
 # Hash of the manifest last applied to a child and, if it has a pod template, one of that: see `plan/changes.py`.
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
 # The model's folder in its volume: the folder that pods read, or that a download Job fills.

@@ -6,13 +6,13 @@ import asyncio
 import errno
 import logging
 import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -21,6 +21,7 @@ from kubernetes.client import ApiClient
 from kubernetes.config import ConfigException
 
 from fastgen_operator.autoscale.loop import Autoscaler
+from fastgen_operator.autoscale.scrape.gateways import Gateways
 from fastgen_operator.autoscale.scrape.scraper import Scraper
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.kinds import FASTGEN
@@ -36,13 +37,20 @@ from fastgen_operator.metrics import Metrics
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.reconciler import Reconciler
 from fastgen_operator.runtime.controller import Controller
-from fastgen_operator.runtime.discovery import Discovery
+from fastgen_operator.runtime.discovery import Discovery, gateway_pods
 from fastgen_operator.runtime.http_servers import decision_server, health_server, metrics_server
 from fastgen_operator.runtime.informers import kinds_read, watch
 from fastgen_operator.runtime.kopf_session import THREADS, Feed
 from fastgen_operator.runtime.leader_election import Leadership, LeadershipLost, SoleLeadership
 from fastgen_operator.runtime.liveness import Progress
-from fastgen_operator.runtime.process import collect_garbage_less_often, configure_logging, raise_open_files_limit
+from fastgen_operator.runtime.process import (
+    collect_garbage_less_often,
+    configure_logging,
+    end_generators_silently,
+    hold_stop_signals,
+    raise_open_files_limit,
+    stop_on_signals,
+)
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from fastgen_operator.runtime.stale_events import StaleEvents
 from fastgen_operator.scale_down.loads import read_loads
@@ -67,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_garbage_less_often()
     metrics = Metrics()
     try:
-        # One connection for each worker and list, the resync and the Lease.
-        api_client = connect(settings.workers + THREADS + 2)
+        # One connection for each worker and list, the resync, the gateway's pods and the Lease.
+        api_client = connect(settings.workers + THREADS + 3)
     except ConfigException as error:
         reason = str(error).rstrip(".")
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
@@ -112,9 +120,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     feed = Feed(watched, settings.scopes, relister, sources, watches, controller.add_listed)
     # The other half is for new connections, the API server and the probes.
     scraper = Scraper(settings.scrape_seconds, keep=raise_open_files_limit() // 2)
-    autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add, clock.now)
+    gateways = None
+    if settings.gateway_namespace is not None:
+        gateways = Gateways(
+            partial(gateway_pods, client, settings.gateway_namespace),
+            scraper,
+            lambda reason: metrics.gateway_failures.labels(reason).inc(),
+        )
+    autoscaler = Autoscaler(watchlist, scraper, metrics, controller.queue.add, clock.now, gateways)
     checks = {"/healthz": controller.heartbeat.check, "/readyz": controller.check_ready}
     address = settings.bind_address
+    hold_stop_signals()
     with ExitStack() as servers:
         with _port("--metrics-port", settings.metrics_port) as port:
             servers.enter_context(metrics_server(address, port, metrics.registry))
@@ -168,11 +184,11 @@ async def _run(
     cache: InformerCache,
     feed: Feed,
 ) -> None:
-    # A thread for each worker, the resync and the two loops of scrapes, and some to resolve names. Python's default
-    # depends on the machine.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 6))
-    stopped, watches_open = asyncio.Event(), asyncio.Event()
-    _stop_on_signals(stopped)
+    # A thread for each worker, the resync, the two loops of scrapes and the list of the gateway's pods, and some to
+    # resolve names. Python's default depends on the machine.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 7))
+    stopped = asyncio.Event()
+    stop_on_signals(stopped.set)
     # kopf cancels every task that was started after it, so these start before it.
     background = [
         *controller.start(),
@@ -184,15 +200,9 @@ async def _run(
     async def keep_watching() -> None:
         # kopf looks up the watched kinds only once: without the CRD it would never watch them.
         await controller.listed.wait()
-        await watch(settings, controller.queue, cache, feed, watches_open)
-
-    async def restore_signal_handlers() -> None:
-        # kopf replaces them when it starts.
-        await watches_open.wait()
-        _stop_on_signals(stopped)
+        await watch(settings, controller.queue, cache, feed)
 
     stopping = asyncio.create_task(stopped.wait(), name="stop")
-    signals = asyncio.create_task(restore_signal_handlers(), name="signals")
     watching = asyncio.create_task(keep_watching(), name="watches")
     try:
         await asyncio.wait({stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,18 +215,14 @@ async def _run(
             _exit(1)
         await leadership.release()
     finally:
-        tasks: tuple[asyncio.Task[Any], ...] = (stopping, signals, watching, *background)
+        end_generators_silently(asyncio.get_running_loop())
+        tasks: tuple[asyncio.Task[Any], ...] = (stopping, watching, *background)
         for task in tasks:
             task.cancel()
         _, pending = await asyncio.wait(tasks, timeout=_END_SECONDS)
         if pending:
             logger.warning("did not end within %g s: %s", _END_SECONDS, ", ".join(task.get_name() for task in pending))
             _exit(0)
-
-
-def _stop_on_signals(stopped: asyncio.Event) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
 
 
 def _abort(task: asyncio.Task[Any]) -> NoReturn:

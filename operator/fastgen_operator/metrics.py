@@ -25,7 +25,9 @@ _REASON: Final = "fastgen_operator_scaling_reason"
 _SCRAPE_AGE: Final = "fastgen_operator_scrape_age_seconds"
 _LOAD: Final = "fastgen_operator_scaling_load_replicas"
 _RECOMMENDED: Final = "fastgen_operator_recommended_replicas"
+_LEARNED: Final = "fastgen_operator_learned_replicas"
 _STRAGGLER: Final = "fastgen_operator_straggler_speed_ratio"
+_HELD: Final = "fastgen_operator_held_requests"
 # Help and labels of the metrics per FastGenDeployment. All are gauges, except the decisions.
 _PER_RESOURCE: Final = {
     _DESIRED: ("Desired replicas.",),
@@ -37,12 +39,17 @@ _PER_RESOURCE: Final = {
     _DECISIONS: ("Autoscaler decisions that changed the replicas or the reason, by reason.", "reason"),
     _REASON: ("1 for the reason of the autoscaler's last decision.", "reason"),
     _SCRAPE_AGE: ("Seconds since the last successful scrape of the engines.",),
-    _LOAD: ("Smoothed demand, in fully utilized replicas; 0 while it is unknown.",),
+    _LOAD: ("Smoothed demand, in fully utilized replicas. Absent while it is unknown.",),
     _RECOMMENDED: ("Replicas that the autoscaler decided on. In a dry run they are not the desired ones.",),
+    _LEARNED: (
+        "Lower bound of the replicas that the arrivals of the last hours require; minReplicas if they require no "
+        "higher one. Absent before the first rehearsal.",
+    ),
     _STRAGGLER: (
         "Speed of a replica that is much slower than the others, relative to their median. Absent for the others.",
         "pod",
     ),
+    _HELD: ("Requests that the gateway holds until a replica is ready. Absent unless minReplicas is 0.",),
 }
 
 # Values of one metric by its labels besides namespace and name.
@@ -53,7 +60,7 @@ class Metrics(Collector):
     """The operator's metrics, in their own registry. Thread-safe.
 
     Metrics of a FastGenDeployment are labelled with its namespace and name, and removed with it: see `forget`. Unknown
-    values are not exposed, except for an unknown demand, which is 0.
+    values are not exposed.
 
     Args:
         clock: monotonic time in seconds, for the age of scrapes.
@@ -64,9 +71,12 @@ class Metrics(Collector):
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.reconcile_seconds = Histogram(
             "fastgen_operator_reconcile_seconds",
-            "Duration of a reconcile, or of the check that a resource needs none, in seconds.",
+            "Duration of a reconcile in seconds, without those skipped.",
             registry=self.registry,
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+        )
+        self.skipped = counter(
+            "fastgen_operator_skipped_reconciles", "Reconciles skipped because nothing has changed since the last one."
         )
         self.errors = counter("fastgen_operator_reconcile_errors", "Failed reconciles. They are retried.")
         self.writes = counter(
@@ -80,6 +90,11 @@ class Metrics(Collector):
         self.leader = gauge("fastgen_operator_leader", "1 if this operator is the leader, 0 if it is on standby.")
         self.scrape_failures = counter(
             "fastgen_operator_scrape_failures", "Failed scrapes of engine metrics by reason.", ["reason"]
+        )
+        self.gateway_failures = counter(
+            "fastgen_operator_gateway_failures",
+            "Failed polls of the gateway's pods, and failed lists of them (NotListed), by reason.",
+            ["reason"],
         )
         self.stalled_seconds = gauge(
             "fastgen_operator_stalled_seconds",
@@ -134,12 +149,22 @@ class Metrics(Collector):
         self._set(key, {_STRAGGLER: {(pod,): ratio for pod, ratio in stragglers.items()}})
 
     def set_load(self, key: Key, load: float | None) -> None:
-        """Set a resource's demand in fully utilized replicas; None if it is not autoscaled."""
+        """Set a resource's demand in fully utilized replicas; None if it is unknown, or the resource is not
+        autoscaled.
+        """
         self._set(key, {_LOAD: {} if load is None else {(): load}})
 
     def set_recommended(self, key: Key, replicas: int | None) -> None:
         """Set the replicas that the autoscaler decided on for a resource; None if it does not decide."""
         self._set(key, {_RECOMMENDED: {} if replicas is None else {(): replicas}})
+
+    def set_learned(self, key: Key, replicas: int | None) -> None:
+        """Set the lower bound that was learned for a resource; None if none can be."""
+        self._set(key, {_LEARNED: {} if replicas is None else {(): replicas}})
+
+    def set_held(self, key: Key, requests: int | None) -> None:
+        """Set the requests that the gateway holds for a resource; None if it is not asked."""
+        self._set(key, {_HELD: {} if requests is None else {(): requests}})
 
     def forget(self, key: Key) -> None:
         """Remove the metrics of a deleted resource, if any."""

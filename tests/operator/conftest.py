@@ -13,6 +13,7 @@ from cluster.programs import ensure_programs
 from harness.chart import SYSTEM, install, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.space import Space
+from support.waiting import eventually
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,13 @@ def plane() -> Iterator[ControlPlane]:
     with ControlPlane(ensure_programs()) as started:
         started.kubectl("create", "namespace", SYSTEM)
         install(started)
-        started.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        started.wait_for_crds("fastgendeployments.fastgen.dev")
+        # kubectl looks kinds up by discovery, which has this one only a little later.
+        eventually(
+            lambda: "fgd" in started.kubectl("api-resources", "--api-group=fastgen.dev", "--cached=false"),
+            within=30,
+            what="the CRD in discovery",
+        )
         yield started
 
 
@@ -61,6 +68,15 @@ def own_operator(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[
     started.start()
     yield started
     started.abandon()
+
+
+@pytest.fixture
+def operators() -> Iterator[list[OperatorProcess]]:
+    """Operators that a test starts. They are killed after it."""
+    started: list[OperatorProcess] = []
+    yield started
+    for operator in started:
+        operator.abandon()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pydantic import Field
 from fastgen_operator.api.fields import ApiModel, model_rule, model_rules, rule
 
 Mode = Literal["Auto", "DryRun"]
+LearningMode = Literal["Advise", "Apply", "Disabled"]
 
 
 class Targets(ApiModel):
@@ -27,6 +28,9 @@ class Targets(ApiModel):
     utilization_percent: int | None = Field(default=None, ge=10, le=100)
     """Target utilization of each replica, as a percentage of its capacity. The remainder is headroom for bursts. By
     default, it is derived from the work of the mean request, the replicas' speed and the first-token target."""
+    attainment_percent: int = Field(default=99, ge=50, le=99)
+    """Share of the requests, in percent, that should get their first token within timeToFirstTokenMilliseconds. Only
+    the lower bound that spec.autoscaling.learning learns from the past depends on it."""
 
 
 class ScalingPolicy(ApiModel):
@@ -155,11 +159,22 @@ class Autoscaling(ApiModel):
     mode: Mode = "Auto"
     """Auto scales the replicas. DryRun only recommends a number, in status.autoscaling.recommendedReplicas, while
     spec.replicas is the number that runs: set by hand, or by another autoscaler through the scale subresource."""
-    min_replicas: int = Field(default=1, ge=1, le=1000)
-    """Lower bound for the number of replicas. Scaling to zero is not supported, because nothing would hold the requests
-    that arrive in the meantime."""
+    learning: LearningMode = "Advise"
+    """Whether to apply a lower bound that is learned from the arrivals of the last six hours: a higher one than
+    minReplicas if requests were late in bursts that ended before new replicas were ready. Advise shows it in
+    status.autoscaling.learning. Apply also uses it as if minReplicas were that high. It rises by at most a half, or one
+    replica, in ten minutes and falls by one replica in half an hour, up to maxReplicas. It is learned once the arrivals
+    of two hours are known. Disabled records nothing. If minReplicas is 0, nothing is learned."""
+    min_replicas: int = Field(default=1, ge=0, le=1000)
+    """Lower bound for the number of replicas. 0 requires spec.gateway.expose: the gateway holds the requests that
+    arrive while there is no replica, and the first of them starts one. A new resource has no replica until then. Where
+    the operator has no gateway, 0 has the effect of 1."""
     max_replicas: int = Field(ge=1, le=1000)
     """Upper bound for the number of replicas."""
+    idle_seconds: int = Field(default=600, ge=10, le=604_800)
+    """Time without a request, in seconds, after which the last replica is removed if minReplicas is 0. It counts while
+    the engine and all pods of the gateway say that they have no request, and starts anew when the operator or the
+    gateway restarts. Limits in scaleDown apply to the last replica, too."""
     targets: Targets = Targets()
     scale_up: ScaleUp = ScaleUp()
     scale_down: ScaleDown = ScaleDown()

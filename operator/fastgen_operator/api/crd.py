@@ -70,6 +70,7 @@ def _version() -> dict[str, Any]:
             _column("Replicas", "integer", ".status.readyReplicas"),
             _column("Desired", "integer", ".status.desiredReplicas"),
             _column("Tokens/s", "integer", ".status.capacity.tokensPerSecond") | {"priority": 1},
+            _column("Canary", "integer", ".status.canary.percent") | {"priority": 1},
             _column("URL", "string", ".status.url") | {"priority": 1},
             _column("Class", "string", ".spec.operatorClass") | {"priority": 1},
             _column("Age", "date", ".metadata.creationTimestamp"),

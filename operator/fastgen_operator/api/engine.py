@@ -17,9 +17,9 @@ PASSED_SETTINGS: Final = {
     **{
         engine_setting(name).flag: name
         for name in (
-            *("device", "dtype", "token_budget", "max_sequences", "max_model_length", "block_size", "memory_percent"),
-            *("swap_space", "max_queued_requests", "drain_seconds", "inter_token_target", "api_key_file"),
-            "prefix_caching",
+            *("device", "dtype", "tensor_parallel", "token_budget", "max_sequences", "max_model_length", "block_size"),
+            *("memory_percent", "swap_space", "max_queued_requests", "drain_seconds", "inter_token_target"),
+            *("api_key_file", "prefix_caching"),
         )
     },
 }
@@ -79,6 +79,7 @@ class Engine(ApiModel):
     """Container image of the engine. Defaults to the image that the operator is configured with."""
     device: Literal["cpu", "cuda"] = crd_field("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = crd_field("dtype")
+    tensor_parallel: int = crd_field("tensor_parallel")
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
     inter_token_target: int | str = number_or_word(
         "inter_token_target",

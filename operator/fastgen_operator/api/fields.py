@@ -24,8 +24,19 @@ Quantity = Annotated[
 FREE_FORM: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 FreeForm = Annotated[dict[str, Any], WithJsonSchema(FREE_FORM)]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
-# Name of a Secret or a StorageClass.
+# Name of an object, such as a Secret or a StorageClass.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+# Key and value of a label, as apimachinery validates them (pkg/util/validation).
+LabelKey = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+        r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 # The name of an operator class is part of its Lease's name.
 CLASS_LIMIT = 63

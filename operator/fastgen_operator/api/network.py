@@ -1,4 +1,4 @@
-"""`spec.network`: which peers can connect to the engines."""
+"""`spec.network` and `spec.gateway`: which peers can connect to the engines, and whether the gateway is one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, ShortText, model_rule, rule
+from fastgen_operator.api.fields import ApiModel, LabelKey, LabelValue, model_rule, rule
 
 # isCIDR: Kubernetes 1.31 and newer.
 _CIDR = Annotated[
@@ -20,24 +20,29 @@ _CIDR = Annotated[
         ),
     ),
 ]
-_LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class Requirement(ApiModel):
     """One requirement of a label selector."""
 
-    key: ShortText
+    model_config = model_rule(
+        "self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : "
+        "!has(self.values) || self.values.size() == 0",
+        "spec.network.allowFrom: values of a label selector are required for the operators In and NotIn, and must be "
+        "empty for Exists and DoesNotExist: correct values or operator",
+    )
+    key: LabelKey
     """Label key that the requirement applies to."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     """Relationship between the key and the values."""
-    values: list[_LabelValue] = Field(default=[], max_length=64)
+    values: list[LabelValue] = Field(default=[], max_length=64)
     """Label values. Required for the operators In and NotIn; must be empty for Exists and DoesNotExist."""
 
 
 class LabelSelector(ApiModel):
     """A label selector. An empty one matches every object."""
 
-    match_labels: dict[str, _LabelValue] = Field(default={}, max_length=16)
+    match_labels: dict[str, LabelValue] = Field(default={}, max_length=16)
     """Labels that an object must have. All of them must match."""
     match_expressions: list[Requirement] = Field(default=[], max_length=16)
     """Requirements on an object's labels. All of them must be met."""
@@ -82,5 +87,15 @@ class Network(ApiModel):
 
     allow_from: list[Peer] = Field(default=[], max_length=32)
     """Peers that can connect to the engines' port. If empty, all pods in the namespace of the FastGenDeployment can.
-    The operator, and Prometheus if PodMonitors are in use, can always connect to read the metrics. Has no effect if the
-    operator creates no NetworkPolicies (engine.networkPolicy.enabled in the values of its chart)."""
+    The operator, and Prometheus if PodMonitors are in use, can always connect to read the metrics, and so can the
+    gateway with spec.gateway.expose. Has no effect if the operator creates no NetworkPolicies
+    (engine.networkPolicy.enabled in the values of its chart)."""
+
+
+class Gateway(ApiModel):
+    """The address that several FastGenDeployments have in common (gateway.enabled in the values of the chart)."""
+
+    expose: bool = False
+    """Whether the gateway routes requests for the model's name to this FastGenDeployment, and holds them while no
+    replica is ready. Whoever can connect to the gateway can then use the model. If several have the same name, the
+    oldest gets its requests; model NAMESPACE/NAME in a request addresses each of them."""

@@ -28,7 +28,7 @@ class GPU(ApiModel):
         json_schema_extra=rule(
             "self <= 1",
             "spec.resources.gpu.count must be 0 or 1, because the engine runs a model on one GPU and would leave the "
-            "others idle: set it to 1",
+            "others idle (spec.engine.tensorParallel divides models on CPUs only so far): set it to 1",
         ),
     )
     """Number of GPUs per replica, at most 1. Must be 0 if spec.engine.device is cpu."""

@@ -6,17 +6,35 @@ from typing import Literal
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, FreeForm, ShortText
+from fastgen_operator.api.fields import ApiModel, FreeForm, LabelKey, LabelValue, ObjectName, model_rules, rule
 
 
 class Toleration(ApiModel):
     """A toleration, as in a pod's spec."""
 
-    key: ShortText | None = None
+    # What pod validation requires of them: ValidateTolerations in k8s.io/kubernetes/pkg/apis/core/validation.
+    model_config = model_rules(
+        (
+            "!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
+            "spec.scheduling.tolerations[].value must not be set with the operator Exists, which matches every value: "
+            "remove value, or set operator to Equal",
+        ),
+        (
+            "has(self.key) || has(self.operator) && self.operator == 'Exists'",
+            "spec.scheduling.tolerations[].operator must be Exists without a key, to match all taints: set operator to "
+            "Exists, or set key",
+        ),
+        (
+            "!has(self.tolerationSeconds) || has(self.effect) && self.effect == 'NoExecute'",
+            "spec.scheduling.tolerations[].tolerationSeconds requires the effect NoExecute: set effect to NoExecute, "
+            "or remove tolerationSeconds",
+        ),
+    )
+    key: LabelKey | None = None
     """Key of the tolerated taint. If unset, all keys match, and operator must be Exists."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How the taint's value is compared. Exists matches every value. Defaults to Equal."""
-    value: str | None = Field(default=None, max_length=253)
+    value: LabelValue | None = None
     """Value of the tolerated taint, for the operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the tolerated taint. If unset, all effects match."""
@@ -28,7 +46,7 @@ class Toleration(ApiModel):
 class TopologySpread(ApiModel):
     """A topology spread constraint. It counts the pods of this FastGenDeployment that have the same pod template."""
 
-    topology_key: ShortText
+    topology_key: LabelKey
     """Node label whose values define the topology domains, for example topology.kubernetes.io/zone."""
     max_skew: int = Field(default=1, ge=1, le=1000)
     """Maximum difference between the numbers of pods in any two topology domains. Defaults to 1."""
@@ -40,15 +58,25 @@ class TopologySpread(ApiModel):
 class Scheduling(ApiModel):
     """Constraints on the nodes that the pods run on."""
 
-    node_selector: dict[str, str] = Field(default={}, max_length=64)
+    node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have to run the pods."""
     tolerations: list[Toleration] = Field(default=[], max_length=64)
     """Tolerations of the pods."""
     affinity: FreeForm | None = None
     """Affinity of the pods, as in a pod's spec."""
-    priority_class_name: ShortText | None = None
+    priority_class_name: ObjectName | None = None
     """Name of the pods' PriorityClass."""
-    runtime_class_name: ShortText | None = None
+    runtime_class_name: ObjectName | None = None
     """Name of the pods' RuntimeClass, for example nvidia."""
-    topology_spread_constraints: list[TopologySpread] = Field(default=[], max_length=16)
+    topology_spread_constraints: list[TopologySpread] = Field(
+        default=[],
+        max_length=16,
+        json_schema_extra=rule(
+            "self.all(one, self.exists_one(other, one.topologyKey == other.topologyKey && "
+            "(has(one.whenUnsatisfiable) ? one.whenUnsatisfiable : 'DoNotSchedule') == "
+            "(has(other.whenUnsatisfiable) ? other.whenUnsatisfiable : 'DoNotSchedule')))",
+            "spec.scheduling.topologySpreadConstraints[] must not repeat a topologyKey with the same "
+            "whenUnsatisfiable: remove one of them",
+        ),
+    )
     """How the pods are spread across topology domains."""

@@ -10,7 +10,7 @@ from fastgen_operator.api.autoscaling import Autoscaling
 from fastgen_operator.api.engine import Engine
 from fastgen_operator.api.fields import FREE_FORM, ApiModel, ObjectName, OperatorClass, crd_field, model_rules, rule
 from fastgen_operator.api.model import DOWNLOADED, Cache, Model, downloaded_only
-from fastgen_operator.api.network import Network
+from fastgen_operator.api.network import Gateway, Network
 from fastgen_operator.api.resources import Resources
 from fastgen_operator.api.rollout import Disruption, Rollout
 from fastgen_operator.api.scheduling import Scheduling
@@ -89,6 +89,11 @@ class Spec(ApiModel):
             "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
         ),
         (
+            "self.engine.device == 'cpu' || self.engine.tensorParallel == 1",
+            "spec.engine.tensorParallel must be 1 if spec.engine.device is cuda, because the engine divides "
+            "models among processes on CPUs only so far, and runs a model on one GPU: remove it",
+        ),
+        (
             "!(has(self.replicas) && has(self.autoscaling) && self.autoscaling.mode == 'Auto')",
             "spec.replicas and spec.autoscaling are mutually exclusive if spec.autoscaling.mode is Auto: remove "
             "spec.replicas and set spec.autoscaling.minReplicas and maxReplicas, or remove spec.autoscaling",
@@ -97,6 +102,21 @@ class Spec(ApiModel):
             "has(self.replicas) || !has(self.autoscaling) || self.autoscaling.mode == 'Auto'",
             "spec.replicas is required if spec.autoscaling.mode is DryRun, because the autoscaler then only recommends "
             "a number: set spec.replicas to the present number",
+        ),
+        (
+            "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || self.gateway.expose",
+            "spec.autoscaling.minReplicas may be 0 only if spec.gateway.expose is true, because only the gateway holds "
+            "requests while there is no replica: set spec.gateway.expose to true, or minReplicas to at least 1",
+        ),
+        (
+            "!has(self.rollout.canary) || self.gateway.expose",
+            "spec.rollout.canary requires spec.gateway.expose, because only the gateway sends a share of the requests "
+            "to a new revision: set spec.gateway.expose to true, or remove spec.rollout.canary",
+        ),
+        (
+            "!has(self.rollout.canary) || !has(self.cache) || self.cache.accessMode != 'ReadWriteOnce'",
+            "spec.rollout.canary must be unset if spec.cache.accessMode is ReadWriteOnce, because the pods of both "
+            "revisions would have to run on one node: use ReadWriteMany, or remove spec.rollout.canary",
         ),
         downloaded_only("spec.cache", "model.source"),
         (
@@ -134,6 +154,7 @@ class Spec(ApiModel):
     )
     disruption: Disruption = Disruption()
     network: Network = Network()
+    gateway: Gateway = Gateway()
     api_key_secret_name: ObjectName | None = None
     """Name of a Secret in the same namespace whose key api-keys contains the accepted API keys, one per line. Changes
     of the Secret take effect without a restart. If unset, requests need no API key."""
@@ -156,5 +177,5 @@ class Spec(ApiModel):
         return self.model.is_downloaded and self.cache is not None and self.cache.access_mode == "ReadWriteOnce"
 
     def has_minimum(self, replicas: int) -> bool:
-        """Return whether the autoscaler sets the number of replicas, and `replicas` is at least minReplicas."""
-        return self.autoscaling is not None and self.is_autoscaled and replicas >= self.autoscaling.min_replicas
+        """Return whether the autoscaler sets the number of replicas, and `replicas` is at least minReplicas and 1."""
+        return self.autoscaling is not None and self.is_autoscaled and replicas >= max(1, self.autoscaling.min_replicas)

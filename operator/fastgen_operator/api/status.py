@@ -98,6 +98,18 @@ class ActiveSchedule(ApiModel):
     """Time at which the schedule ends. Unset if it never does."""
 
 
+class LearningStatus(ApiModel):
+    """The lower bound of the replicas that was learned from the arrivals of the last hours."""
+
+    min_replicas: int | None = Field(default=None, ge=0)
+    """The learned lower bound. Applies only if spec.autoscaling.learning is Apply. Unset while minReplicas suffices."""
+    message: str = Field(max_length=1024)
+    """The evidence in words: how many requests are in time with the present settings and with the bound, and the
+    cost of both. Updated when the bound changes, and every half hour."""
+    arrivals: str = Field(max_length=8192)
+    """The recorded arrivals, compressed. A new leader continues from them."""
+
+
 class AutoscalingStatus(ApiModel):
     """State of the autoscaler."""
 
@@ -120,6 +132,8 @@ class AutoscalingStatus(ApiModel):
     demand_tokens_per_second: int | None = Field(default=None, ge=0)
     """Demand that the message states, in tokens per second: arriving prompt tokens that are not expected in the prefix
     cache, plus tokens that are expected to be generated."""
+    learning: LearningStatus | None = None
+    """The lower bound that was learned from the arrivals of the last hours. Unset until some are recorded."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 
@@ -138,6 +152,28 @@ class Replacement(ApiModel):
     minutes after the end of a pause counts as the first again."""
     time: Time
     """Time of the decision."""
+
+
+class CanaryStatus(ApiModel):
+    """A new revision that is tried on a share of the requests, or the last one that was rolled back."""
+
+    revision: str = Field(max_length=63)
+    """Hash of its pod template."""
+    step: int = Field(ge=1)
+    """Number of the step, from 1."""
+    percent: int = Field(ge=0, le=100)
+    """Share of the requests that the gateway sends to it now, in percent."""
+    step_started: Time
+    """Time at which the step began."""
+    measured_since: Time | None = None
+    """Time at which the pods of the step were ready. Unset until then."""
+    outcome: Literal["Promoted", "RolledBack"] | None = None
+    """Result of the canary. Unset until it ends. Promoted is shown until all pods run the revision, RolledBack until
+    the spec describes another one."""
+    reason: str | None = Field(default=None, max_length=1024)
+    """Machine-readable reason for the rollback, as one CamelCase word."""
+    message: str = Field(max_length=1024)
+    """Human-readable details."""
 
 
 class Status(ApiModel):
@@ -171,6 +207,9 @@ class Status(ApiModel):
     """State of the autoscaler. Set only if spec.autoscaling is set."""
     last_replacement: Replacement | None = None
     """Last replacement of a pod whose GPU failed or whose engine hung. Unset if there was none."""
+    canary: CanaryStatus | None = None
+    """A new revision that is tried on a share of the requests, or the last one that was rolled back. Unset if there is
+    none."""
     conditions: list[StatusCondition] | None = Field(
         default=None,
         max_length=16,

@@ -20,6 +20,9 @@ class Change:
         "DemandFell",
         "BoundsChanged",
         "ScheduleStarted",
+        "FloorLearned",
+        "RequestsHeld",
+        "Idle",
     ]
     message: str
 
@@ -28,7 +31,9 @@ class Change:
 class Hold:
     """Why the number of replicas is held: measurements are missing, stale, or too recent for a scale-down."""
 
-    reason: Literal["NoReadyReplicas", "NoMetrics", "MetricsStale", "CapacityUnknown", "HoldAfterRestart"]
+    reason: Literal[
+        "NoReadyReplicas", "NoMetrics", "MetricsStale", "CapacityUnknown", "HoldAfterRestart", "GatewayUnreachable"
+    ]
     message: str
 
 
@@ -97,9 +102,14 @@ class Decision:
     sizing: Sizing | None = field(default=None, compare=False)
 
     @property
-    def load(self) -> float:
-        """Demand in fully utilized replicas; 0 while it is unknown."""
-        return 0.0 if self.sizing is None else self.sizing.demand / self.sizing.capacity
+    def load(self) -> float | None:
+        """Demand in fully utilized replicas; None while demand or capacity are unknown.
+
+        0 for a fleet that was scaled to 0 replicas: the gateway holds no request.
+        """
+        if self.sizing is not None:
+            return self.sizing.demand / self.sizing.capacity
+        return None if self.replicas or self.hold is not None else 0.0
 
 
 def counted(number: int, noun: str = "replica") -> str:

@@ -1,4 +1,4 @@
-"""The inputs of a decision: scraped metrics of each replica, and the pods of a fleet."""
+"""The inputs of a decision: scraped metrics of each replica, the pods of a fleet, and what the gateway says."""
 
 from __future__ import annotations
 
@@ -112,3 +112,19 @@ class Fleet:
     failing: int = 0
     without_room: int = 0
     start_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the pods of the gateway say about a deployment.
+
+    Attributes:
+        held: requests that wait for a ready replica, at the pods that answered.
+        idle_seconds: time since the last request for it arrived or ended at one of the pods; None unless all pods, and
+            at least one, have answered.
+        fault: why that is not known; empty if it is.
+    """
+
+    held: int = 0
+    idle_seconds: float | None = None
+    fault: str = ""

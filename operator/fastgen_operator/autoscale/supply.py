@@ -171,7 +171,7 @@ def supply_of(pod: Pod, failure: str, starts: StartTimes, longest: float, time: 
         # A pod that was ready has as long to become ready again.
         waited = min(running, time - max(began, pod.unready_since or 0.0))
         allowed = longest if usual is None else max(_LEAST_LOAD_SECONDS, _PATIENCE * usual.load)
-        doing = "its engine is not ready"
+        doing = pod.readiness_gate or "its engine is not ready"
     if waited <= allowed:
         return PodSupply(pod, "Starting", doing, passed)
     compared = "" if usual is None else f"; a start usually takes {usual.seconds:.0f} s"

@@ -6,21 +6,51 @@ changed in place.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final
 
 from fastgen_operator.autoscale.decide import Case, decide
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.journal import Entry, Journal
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.policy import Policy
+from fastgen_operator.autoscale.rehearsal.arrivals import Arrivals
+from fastgen_operator.autoscale.rehearsal.learning import Learning, Rehearsal
+from fastgen_operator.autoscale.rehearsal.replay import FleetModel
+from fastgen_operator.autoscale.rules.needs import expected_start
 from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
-from fastgen_operator.autoscale.sample import Fleet, Sample
+from fastgen_operator.autoscale.sample import Fleet, Sample, Traffic
 from fastgen_operator.autoscale.supply import LoadingStage, PodState, PodSupply, StartTimes, supply_of
+from fastgen_operator.canary.outcomes import Evidence, Outcomes
 from fastgen_operator.kinds import Key
 from fastgen_operator.objects.pod import Pod
+
+logger = logging.getLogger(__name__)
+
+# A rehearsal with the same bound is shown in the status only after this time: each is a write.
+_SHOWN_SECONDS: Final = 1800.0
+# Forward tokens per second of a replica. A lower capacity is an engine's error, and could overflow a rehearsal.
+_LEAST_CAPACITY: Final = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPods:
+    """The pods of a new revision that is tried.
+
+    Attributes:
+        revision, step_started: what is tried, and since when its step lasts.
+        pods: to measure; none until the pods of the step are ready.
+    """
+
+    revision: str
+    step_started: datetime
+    pods: tuple[Pod, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +70,8 @@ class Subject:
         starts: observed starts of the pods.
         startup_deadline: seconds in which a container must become ready.
         loading: the pod whose loading stage the conditions show; None if no engine loads.
+        trial: the new revision that is tried; None if none is.
+        stored: `status.autoscaling.learning`, from which a new leader continues; None if there is none.
     """
 
     uid: str
@@ -57,11 +89,23 @@ class Subject:
     starts: StartTimes = field(default_factory=StartTimes)
     startup_deadline: float = 1800.0
     loading: Pod | None = None
+    trial: TrialPods | None = None
+    stored: Mapping[str, Any] | None = None
 
     @property
     def mode(self) -> tuple[bool, bool]:
         """The pair of `is_autoscaled` and `is_dry_run`."""
         return self.is_autoscaled, self.is_dry_run
+
+    @property
+    def learns(self) -> bool:
+        """Whether the operator learns from the arrivals."""
+        return self.is_autoscaled and self.policy.learning != "Disabled" and self.policy.min_replicas > 0
+
+    @property
+    def scales_to_zero(self) -> bool:
+        """Whether the autoscaler may decide that there is no replica."""
+        return self.is_autoscaled and not self.policy.min_replicas
 
     def supply(self, time: float) -> tuple[PodSupply, ...]:
         """Return the state of each pod at a time in seconds since 1970."""
@@ -99,6 +143,11 @@ class Record:
         states: the state of each pod in the last round.
         told: the demand for which a new status was last requested.
         shown: the reason that was last counted in the metrics.
+        arrivals: the arrivals of the last hours.
+        learning: what was learned from them last.
+        rehearsed: monotonic time of the last rehearsal.
+        shown_learning: the one that the status shows, since `shown_since`, in seconds since 1970; None while it shows
+            that of an earlier leader, or none.
     """
 
     uid: str
@@ -110,6 +159,24 @@ class Record:
     states: tuple[tuple[str, PodState], ...] = ()
     told: float | None = None
     shown: str = ""
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    learning: Learning = field(default_factory=Learning)
+    rehearsed: float = -math.inf
+    shown_learning: Learning | None = None
+    shown_since: float = math.inf
+
+    @classmethod
+    def of(cls, subject: Subject) -> Record:
+        """Return a new record, with what an earlier leader has learned."""
+        made = cls(subject.uid, subject.mode)
+        if subject.stored is not None and subject.learns:
+            try:
+                made.learning = Learning.from_status(subject.stored)
+                made.arrivals = Arrivals.decode(made.learning.arrivals)
+            except (KeyError, TypeError, ValueError):
+                # Written by another version: the arrivals are recorded anew, and the bound stays until they suffice.
+                logger.debug("%s: the recorded arrivals cannot be read", subject.uid, exc_info=True)
+        return made
 
     @property
     def speeds(self) -> ReplicaSpeeds:
@@ -124,15 +191,23 @@ class Record:
     def without_decisions(self, mode: tuple[bool, bool]) -> Record:
         """Return a record for another mode of autoscaling, with the measurements of this one."""
         state = State(demand=self.state.demand, speeds=self.state.speeds)
-        return Record(self.uid, mode, self.samples, state)
+        return Record(self.uid, mode, self.samples, state, arrivals=self.arrivals, learning=self.learning)
 
-    def update(self, subject: Subject, answers: Mapping[str, Sample | None], now: float, time: float) -> bool:
+    def update(
+        self,
+        subject: Subject,
+        answers: Mapping[str, Sample | None],
+        now: float,
+        time: float,
+        traffic: Traffic | None = None,
+    ) -> bool:
         """Add one round of scrapes, and decide if the fleet is autoscaled.
 
         Args:
             answers: the sample of each scraped pod; None if the scrape failed.
             now: monotonic time in seconds, as in the samples.
             time: seconds since 1970.
+            traffic: what the gateway's pods say; None if they were not asked.
 
         Returns:
             Whether the status of the resource is outdated.
@@ -150,12 +225,17 @@ class Record:
                 fleet=fleet,
                 now=now,
                 floor=subject.floor,
+                learned=self.learning.floor,
                 rate_limits=subject.rate_limits,
                 is_dry_run=subject.is_dry_run,
+                traffic=traffic,
                 state=self.state,
             )
             self.decision, self.state = decide(case)
             self.journal = self.journal.add(Entry(time, case, self.decision))
+            if subject.learns:
+                is_known = self.decision.hold is None and fleet.failing <= len(fleet.ready)
+                self.arrivals = self.arrivals.add(time, self.state.demand.rate if is_known else None)
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
         sizing = None if self.decision is None else self.decision.sizing
@@ -163,6 +243,40 @@ class Record:
             self.told = sizing.demand
         self.states = tuple((of.pod.name, of.state) for of in supply)
         return self._shown() != before
+
+    def rehearsal(self, subject: Subject) -> Rehearsal | None:
+        """Return the inputs of a rehearsal of the recorded arrivals; None while it is not possible.
+
+        It ignores schedules: what is learned must hold after they end. Decisions add their lower bounds.
+        """
+        capacity = self.speeds.capacity
+        if not subject.learns or capacity is None or not self.arrivals.codes:
+            return None
+        if capacity.tokens_per_second < _LEAST_CAPACITY:
+            return None
+        usual = subject.starts.expected_of_next(subject.revision)
+        return Rehearsal(
+            model=FleetModel(
+                policy=subject.policy,
+                tokens_per_second=capacity.tokens_per_second,
+                start_seconds=expected_start(None if usual is None else usual.seconds),
+                requests=self.state.demand.requests,
+            ),
+            arrivals=self.arrivals.encode(),
+            before=self.learning.floor,
+            lower=self.learning.lower,
+        )
+
+    def set_learning(self, rehearsal: Rehearsal, learning: Learning, time: float) -> bool:
+        """Take over the result of a rehearsal at `time`, in seconds since 1970; return whether the status shows it."""
+        is_same, self.learning = learning.floor == self.learning.floor, learning
+        self.journal = replace(self.journal, rehearsal=rehearsal, learning=learning)
+        # A restart of the operator alone writes nothing.
+        self.shown_since = min(self.shown_since, time)
+        if is_same and time - self.shown_since < _SHOWN_SECONDS:
+            return False
+        self.shown_learning, self.shown_since = learning, time
+        return True
 
     def _shown(self) -> tuple[object, ...]:
         """Return what the status shows, except values that fluctuate."""
@@ -178,6 +292,7 @@ class Watchlist:
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
         self._stages: dict[Key, LoadingStage] = {}
+        self._evidence: dict[Key, tuple[str, Evidence]] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
         """Add or replace an observed fleet; drop its decisions if its mode changed."""
@@ -191,10 +306,15 @@ class Watchlist:
         self._subjects.pop(key, None)
         self._records.pop(key, None)
         self._stages.pop(key, None)
+        self._evidence.pop(key, None)
 
     def subjects(self) -> list[tuple[Key, Subject]]:
         """Return all fleets."""
         return list(self._subjects.items())
+
+    def subject(self, key: Key) -> Subject | None:
+        """Return a fleet as it is now; None if it is not known."""
+        return self._subjects.get(key)
 
     def loading_stage(self, key: Key) -> LoadingStage | None:
         """Return what the fleet's loading engine said last; None if it has said nothing."""
@@ -206,6 +326,24 @@ class Watchlist:
             return False
         self._stages[key] = stage
         return True
+
+    def evidence(self, key: Key, uid: str) -> Evidence | None:
+        """Return what was measured of the canary of the resource with that uid; None if nothing was."""
+        of, found = self._evidence.get(key, ("", None))
+        return found if of == uid else None
+
+    def add_evidence(self, key: Key, subject: Subject, outcomes: Mapping[str, Outcomes]) -> None:
+        """Add a round of scrapes, by pod, to the evidence about the canary of a fleet that is still registered."""
+        trial, registered = subject.trial, self._subjects.get(key)
+        if trial is None or registered is None or registered.uid != subject.uid:
+            return
+        known, about = self.evidence(key, subject.uid), (trial.revision, trial.step_started)
+        if known is None or (known.revision, known.step_started) != about:
+            known = Evidence(*about)
+        tried = {pod.name for pod in trial.pods}
+        canary = {pod: each for pod, each in outcomes.items() if pod in tried}
+        stable = {pod: each for pod, each in outcomes.items() if pod not in tried}
+        self._evidence[key] = subject.uid, known.add(canary, stable)
 
     def known_starts(self, key: Key, uid: str) -> StartTimes:
         """Return the observed starts of the resource with that uid, if it is known."""
@@ -231,7 +369,7 @@ class Watchlist:
         registered = self._subjects.get(key)
         if registered is None or (registered.uid, registered.mode) != (subject.uid, subject.mode):
             return None
-        found = self.lookup(key, subject.uid) or Record(subject.uid, subject.mode)
+        found = self.lookup(key, subject.uid) or Record.of(subject)
         # `register` may be half done in another thread.
         self._records[key] = found if found.mode == subject.mode else found.without_decisions(subject.mode)
         return self._records[key]

@@ -6,6 +6,7 @@ them. The builders return what is special to a child; `Desired.child` adds what 
 
 from __future__ import annotations
 
+from fastgen_operator.children.canary import CanaryPods, build_canary
 from fastgen_operator.children.deployment import build_deployment, build_disruption_budget
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.model_cache import build_claim
@@ -34,22 +35,31 @@ from fastgen_operator.kinds import (
 Children = tuple[tuple[Kind, Object], ...]
 
 
-def build_children(desired: Desired, template: Object | None, job: Object | None = None) -> Children:
+def build_children(
+    desired: Desired,
+    template: Object | None,
+    job: Object | None = None,
+    canary: CanaryPods | None = None,
+    held_revision: str = "",
+) -> Children:
     """Build the children in the order in which they are applied.
 
     Args:
         template: the pod template; None for no Deployment yet.
         job: the download to start, if any.
+        canary: the pods of a new revision that is tried, if any.
+        held_revision: the revision of a template that is not the spec's; empty for the spec's.
     """
     cache = desired.spec.cache if desired.spec.model.is_downloaded else None
     built = (
         # Pods need their ServiceAccount, Service and NetworkPolicy from the start: apply these before the Deployment.
         (SERVICE_ACCOUNT, build_service_account()),
-        (SERVICE, build_service(desired)),
-        *((NETWORK_POLICY, policy) for policy in build_network_policies(desired)),
+        (SERVICE, build_service(desired.selector)),
+        *((NETWORK_POLICY, policy) for policy in build_network_policies(desired, template if held_revision else None)),
         (POD_DISRUPTION_BUDGET, build_disruption_budget(desired)),
-        (DEPLOYMENT, None if template is None else build_deployment(desired, template)),
-        (POD_MONITOR, build_pod_monitor(desired)),
+        (DEPLOYMENT, None if template is None else build_deployment(desired, template, held_revision)),
+        *([] if canary is None else build_canary(desired, canary)),
+        (POD_MONITOR, build_pod_monitor(desired, desired.selector)),
         (INFERENCE_POOL, build_inference_pool(desired)),
         # After the Deployment: a volume that cannot grow must not block scaling.
         (CLAIM, None if cache is None else build_claim(desired, cache)),

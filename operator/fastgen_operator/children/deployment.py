@@ -6,10 +6,15 @@ from typing import Any
 
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.kinds import Object
+from fastgen_operator.labels_and_annotations import REVISION_ANNOTATION
 
 
-def build_deployment(desired: Desired, template: Object) -> Object:
-    """Build the Deployment of pods with this template."""
+def build_deployment(desired: Desired, template: Object, held_revision: str = "") -> Object:
+    """Build the Deployment of pods with this template.
+
+    Args:
+        held_revision: the revision of a template that is not the spec's; empty for the spec's.
+    """
     rollout = desired.spec.rollout
     update = {"maxSurge": rollout.max_surge, "maxUnavailable": desired.max_unavailable}
     spec = {
@@ -19,7 +24,8 @@ def build_deployment(desired: Desired, template: Object) -> Object:
         "progressDeadlineSeconds": rollout.progress_deadline_seconds,
         "template": template,
     }
-    return {"metadata": {"labels": desired.queue}, "spec": spec}
+    held = {"annotations": {REVISION_ANNOTATION: held_revision}} if held_revision else {}
+    return {"metadata": {"labels": desired.queue, **held}, "spec": spec}
 
 
 def build_disruption_budget(desired: Desired) -> Object:

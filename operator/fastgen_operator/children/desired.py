@@ -9,7 +9,7 @@ from typing import Any, Final
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import FASTGEN, Kind, Object
-from fastgen_operator.labels_and_annotations import FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL
+from fastgen_operator.labels_and_annotations import CANARY_LABEL_SUFFIX, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
@@ -48,6 +48,11 @@ class Desired:
     def selector(self) -> dict[str, str]:
         """Labels that select the pods. They never change: a Deployment's selector is immutable."""
         return {OWNER_LABEL: self.name}
+
+    @property
+    def canary_selector(self) -> dict[str, str]:
+        """Labels that select the pods of the canary. They do not match `selector`."""
+        return {OWNER_LABEL: f"{self.name}{CANARY_LABEL_SUFFIX}"}
 
     @property
     def fetch_selector(self) -> dict[str, str]:

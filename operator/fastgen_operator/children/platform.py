@@ -51,6 +51,7 @@ class Neighbours:
 
     Attributes:
         operator: peers that select the operator's pods.
+        gateway: peers that select the gateway's pods; used if a resource is exposed there.
         prometheus: peers that select Prometheus; used if PodMonitors are created.
         dns: peers that select the cluster's DNS servers.
         dns_ports: ports of the DNS servers' pods, which can differ from their Service's.
@@ -58,6 +59,7 @@ class Neighbours:
     """
 
     operator: tuple[Rule, ...] = ()
+    gateway: tuple[Rule, ...] = ()
     prometheus: tuple[Rule, ...] = ()
     dns: tuple[Rule, ...] = CLUSTER_DNS
     dns_ports: tuple[int, ...] = DNS_PORTS
@@ -164,6 +166,7 @@ class Platform:
         neighbours: peers for NetworkPolicies.
         pod_monitor_labels: labels to add to every PodMonitor.
         pods: settings of all pods.
+        has_gateway: whether the operator can ask a gateway which deployments have requests.
     """
 
     engine_image: str
@@ -172,6 +175,7 @@ class Platform:
     neighbours: Neighbours = UNKNOWN_NEIGHBOURS
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
     pods: PodSettings = PLAIN_PODS
+    has_gateway: bool = False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

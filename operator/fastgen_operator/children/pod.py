@@ -110,6 +110,8 @@ def engine_arguments(desired: Desired, model_path: str) -> list[str]:
         "drain_seconds": spec.drain_seconds,
         # Nothing of spec.autoscaling: turning it on or off must not replace the pods. auto is the engine's default.
         "inter_token_target": None if engine.inter_token_target == "auto" else engine.inter_token_target,
+        # Engines of earlier versions, in spec.engine.image, have no such flag.
+        "tensor_parallel": None if engine.tensor_parallel == 1 else engine.tensor_parallel,
         "api_key_file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
     words: list[str] = []

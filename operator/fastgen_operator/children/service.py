@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from fastgen_operator.children.desired import Desired
@@ -14,10 +15,10 @@ PICKER_SUFFIX: Final = "-epp"
 PICKER_PORT: Final = 9002
 
 
-def build_service(desired: Desired) -> Object:
-    """Build the ClusterIP Service on the engine's port."""
+def build_service(selector: Mapping[str, str]) -> Object:
+    """Build the ClusterIP Service on the engine's port, for the pods with these labels."""
     ports = [{"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}]
-    return {"spec": {"selector": desired.selector, "ports": ports}}
+    return {"spec": {"selector": dict(selector), "ports": ports}}
 
 
 def endpoint_url(namespace: str, name: str) -> str:
@@ -30,10 +31,10 @@ def build_service_account() -> Object:
     return {"automountServiceAccountToken": False}
 
 
-def build_pod_monitor(desired: Desired) -> Object:
-    """Build the PodMonitor, with the labels by which a Prometheus selects it."""
+def build_pod_monitor(desired: Desired, selector: Mapping[str, str]) -> Object:
+    """Build the PodMonitor of the pods with these labels. It has the labels by which a Prometheus selects it."""
     spec = {
-        "selector": {"matchLabels": desired.selector},
+        "selector": {"matchLabels": dict(selector)},
         # Two FastGenDeployments can serve models of the same name: the label fastgen_dev_deployment separates them.
         "podTargetLabels": [OWNER_LABEL],
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],

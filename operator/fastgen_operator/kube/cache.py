@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Iterable
 
 from fastgen_operator.kinds import FASTGEN, POD, Key, Kind, Object
-from fastgen_operator.kube.compact import compact, pack, stub
-from fastgen_operator.labels_and_annotations import FETCH_SUFFIX, OWNER_LABEL
+from fastgen_operator.kube.compact import EXPOSED_MODEL, compact, pack, stub
+from fastgen_operator.labels_and_annotations import CANARY_LABEL_SUFFIX, FETCH_SUFFIX, OWNER_LABEL
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.objects.stored import version_of
 
@@ -100,6 +100,15 @@ class InformerCache:
         with self._lock:
             return list(self._store(FASTGEN).objects)
 
+    def holder(self, resource: Object) -> Key | None:
+        """Return the FastGenDeployment to which the gateway routes requests for the model name of this one.
+
+        None if the gateway does not route to this one. Of several with the same name, the oldest has it, whatever its
+        operator. The gateway has the same rule.
+        """
+        with self._lock:
+            return self._store(FASTGEN).holder(resource.get(EXPOSED_MODEL))
+
     def size(self) -> int:
         """Return the number of cached objects."""
         with self._lock:
@@ -132,6 +141,8 @@ class _Store:
         self.objects: dict[Key, Object] = {}
         self.by_owner: dict[Key, dict[str, Object]] = {}
         self.pods: dict[Key, Pod] = {}
+        # Creation times of FastGenDeployments that the gateway routes to, by the name of the model.
+        self._exposed: dict[str, dict[Key, str]] = {}
         # Versions of deletions, to ignore late updates. Dropped when a newer list makes them redundant.
         self._deleted: dict[Key, int] = {}
         # Version of the last list, by namespace: an older object that is not cached has been deleted.
@@ -183,6 +194,11 @@ class _Store:
         }
         return gone + updated
 
+    def holder(self, model: str | None) -> Key | None:
+        """Return the oldest FastGenDeployment that the gateway routes to for a model's name, or None."""
+        exposed = self._exposed.get(model or "", {})
+        return min(exposed, key=lambda key: (exposed[key], key), default=None)
+
     def _deleted_until(self, key: Key) -> int:
         """Return the version up to which an object of that key is known to be deleted."""
         return max(self._deleted.get(key, 0), self._listed.get(None, 0), self._listed.get(key[0], 0))
@@ -197,6 +213,8 @@ class _Store:
     def _set(self, key: Key, obj: Object) -> None:
         self._drop(key)
         self.objects[key] = obj
+        if (model := obj.get(EXPOSED_MODEL)) is not None:
+            self._exposed.setdefault(model, {})[key] = obj["metadata"].get("creationTimestamp", "")
         if self._kind == POD:
             self.pods[key] = Pod(obj)
         if (owner := owner_of(self._kind, obj)) is not None:
@@ -205,6 +223,10 @@ class _Store:
     def _drop(self, key: Key) -> None:
         before = self.objects.pop(key, None)
         self.pods.pop(key, None)
+        if before is not None and (model := before.get(EXPOSED_MODEL)) is not None:
+            self._exposed[model].pop(key)
+            if not self._exposed[model]:
+                del self._exposed[model]
         if before is not None and (owner := owner_of(self._kind, before)) is not None:
             siblings = self.by_owner[owner]
             del siblings[key[1]]
@@ -218,7 +240,9 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
     if kind == FASTGEN:
         return namespace, name
     label = (obj["metadata"].get("labels") or {}).get(OWNER_LABEL)
-    return None if label is None else (namespace, str(label).removesuffix(FETCH_SUFFIX))
+    if label is None:
+        return None
+    return namespace, str(label).removesuffix(FETCH_SUFFIX).removesuffix(CANARY_LABEL_SUFFIX)
 
 
 def _key(obj: Object) -> Key:

@@ -46,6 +46,8 @@ _IDENTITY: Final = (
 )
 # Names of a path in a message.
 _NAMED: Final = 4
+# The name of the model of a FastGenDeployment that the gateway routes to, beside its spec, which may be packed.
+EXPOSED_MODEL: Final = "exposedModel"
 # Field sets consist largely of empty maps.
 _EMPTY: Final[dict[str, Any]] = {}
 
@@ -87,6 +89,7 @@ def stub(kind: Kind, obj: Object, fault: str | None = None) -> Object:
         metadata["ownerReferences"] = controllers
     kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata}
     kept["spec"] = _spec_of(kind, obj)
+    kept |= _exposed_model(kind, obj)
     if kind == FASTGEN and fault is not None:
         kept["status"] = _status_of(obj)
     return kept if fault is None else {**kept, FAULT: fault}
@@ -131,6 +134,7 @@ def _reduced(kind: Kind, obj: Object) -> Object:
     if entries:
         metadata["managedFields"] = entries
     kept: Object = {"apiVersion": kind.api_version, "kind": kind.name, **obj, "metadata": metadata}
+    kept |= _exposed_model(kind, obj)
     spec = obj.get("spec")
     if kind == POD and spec:
         kept["spec"] = _only(spec, _POD_SPEC) | {
@@ -155,6 +159,14 @@ def _spec_of(kind: Kind, obj: Object) -> Object:
     if kind == POD:
         return {"containers": []}
     return {"replicas": 0, TEMPLATE_DIGEST: ""} if kind == REPLICA_SET else {}
+
+
+def _exposed_model(kind: Kind, obj: Object) -> Object:
+    """Return `EXPOSED_MODEL` as a field, for a FastGenDeployment that the gateway routes to."""
+    spec = obj.get("spec") or {}
+    if kind != FASTGEN or not (spec.get("gateway") or {}).get("expose"):
+        return {}
+    return {EXPOSED_MODEL: (spec.get("model") or {}).get("servedName") or obj["metadata"]["name"]}
 
 
 def _status_of(obj: Object) -> Object:

@@ -8,19 +8,17 @@ from typing import Any, Final
 from kubernetes.client import ApiClient, ApiException, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 from urllib3 import BaseHTTPResponse as HTTPResponse
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError, ReadTimeoutError
 
+from fastgen_operator.decode import decode, decode_page
 from fastgen_operator.kinds import Object
 from fastgen_operator.kube.clock import ClusterClock
-from fastgen_operator.kube.decode import decode, decode_page
 from fastgen_operator.metrics import Metrics
+from fastgen_operator.page_limit import PAGE_BYTES, PageLimit
 
 # Query parameters of a request, in order.
 Query = list[tuple[str, str]]
 
-# Bytes and objects in one page of a list, and the objects in the first. An object has at most 1.5 MB.
-_PAGE_BYTES: Final = 8 << 20
-_MOST_OBJECTS, _FIRST_OBJECTS = 500, 100
 _CHUNK: Final = 1 << 16
 
 _CONNECT_SECONDS = 5.0
@@ -133,6 +131,7 @@ class ApiServer:
         self._ended = ended
         self._clock = clock or ClusterClock()
         self._timeout = (min(_CONNECT_SECONDS, timeout), timeout)
+        self._page_limits: dict[str, PageLimit] = {}  # of the last list, by the kind's plural
 
     def request(
         self,
@@ -152,35 +151,42 @@ class ApiServer:
     def list(self, path: str, query: Query) -> tuple[str, Iterator[Any]]:
         """Return the resource version of a list, and an iterator over its objects.
 
-        Pages have at most `_PAGE_BYTES`: the number of objects in a page follows the size of those before. A page of
-        more bytes is requested again with fewer objects.
+        Pages have at most `PAGE_BYTES`. A page of more bytes is requested again with fewer objects. If the server does
+        not return a page in time, the list fails, and the next one of the kind begins with fewer objects.
 
         Raises:
-            KubeError: as `request`, or one object has more than `_PAGE_BYTES`. The iterator reads further pages, and
+            KubeError: as `request`, or one object has more than `PAGE_BYTES`. The iterator reads further pages, and
                 raises it too.
         """
-        limit = _FIRST_OBJECTS
-        first, limit = self._page(path, query, limit)
+        limit = self._page_limits.setdefault(path.rpartition("/")[2], PageLimit())
+        first = self._page(path, query, limit)
         return str(first[0]["resourceVersion"]), self._objects(path, query, first, limit)
 
-    def _objects(self, path: str, query: Query, page: tuple[Any, Iterator[Any]], limit: int) -> Iterator[Any]:
+    def _objects(self, path: str, query: Query, page: tuple[Any, Iterator[Any]], limit: PageLimit) -> Iterator[Any]:
         while True:
             metadata, items = page
             yield from items
             if not (more := metadata.get("continue")):
                 return
-            page, limit = self._page(path, [*query, ("continue", more)], limit)
+            page = self._page(path, [*query, ("continue", more)], limit)
 
-    def _page(self, path: str, query: Query, limit: int) -> tuple[tuple[Any, Iterator[Any]], int]:
-        """Return a page of at most `limit` objects, and the limit of the next page."""
+    def _page(self, path: str, query: Query, limit: PageLimit) -> tuple[Any, Iterator[Any]]:
         while True:
-            data = self._send("GET", path, [("limit", str(limit)), *query], most_bytes=_PAGE_BYTES)
+            began = self._clock.elapsed()
+            try:
+                data = self._send("GET", path, [("limit", str(limit.objects)), *query], most_bytes=PAGE_BYTES)
+            except KubeError as error:
+                if _is_too_slow(error):
+                    limit.too_slow()
+                raise
             if data is not None:
-                fitting = limit * _PAGE_BYTES // (2 * max(1, len(data)))
-                return _decoded("GET", path, decode_page, data), max(1, min(_MOST_OBJECTS, 4 * limit, fitting))
-            if limit == 1:
-                raise KubeError(0, f"one object is larger than {_PAGE_BYTES >> 20} MiB")
-            limit = max(1, limit // 4)
+                limit.follow(len(data), self._clock.elapsed() - began)
+                page: tuple[Any, Iterator[Any]] = _decoded("GET", path, decode_page, data)
+                return page
+            try:
+                limit.too_large()
+            except ValueError as error:
+                raise KubeError(0, str(error)) from None
 
     def _send(
         self,
@@ -204,13 +210,22 @@ class ApiServer:
             data = _body(response.response, most_bytes)
         except (HTTPError, ApiException) as error:
             self._metrics.api_requests.labels(method, "none").inc()
-            raise KubeError(0, f"reaching the API server: {error}") from error
+            # Without the URL, which is another for each page: an error that lasts is reported once.
+            cause = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+            raise KubeError(0, f"reaching the API server: {cause}") from error
         finally:
             self._ended()
         self._metrics.api_requests.labels(method, str(response.status)).inc()
         if not 200 <= response.status < 300:
             raise _error_of(f"{method} {path}", response.status, response.headers.get("Retry-After"), data or b"")
         return data
+
+
+def _is_too_slow(error: KubeError) -> bool:
+    """Return whether the server is reachable, but had no time to answer."""
+    cause = error.__cause__
+    reason = cause.reason if isinstance(cause, MaxRetryError) else cause
+    return error.status == 504 or isinstance(reason, ReadTimeoutError)
 
 
 def _body(response: HTTPResponse, most_bytes: int | None) -> bytes | None:

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from fastgen_operator.kinds import Object
-from fastgen_operator.labels_and_annotations import TEMPLATE_LABEL
-from fastgen_operator.objects.stored import Stored, fingerprint
+from fastgen_operator.labels_and_annotations import REVISION_ANNOTATION, TEMPLATE_LABEL
+from fastgen_operator.objects.stored import Stored, applied_fingerprint, fingerprint
 
 TEMPLATE_DIGEST: Final = "templateDigest"
 
@@ -26,6 +26,12 @@ class Deployment(Stored):
         template = self.spec["template"]
         metadata = {name: value for name, value in template["metadata"].items() if name != "creationTimestamp"}
         return {"metadata": metadata, "spec": template["spec"]}
+
+    @cached_property
+    def revision(self) -> str:
+        """Hash of the pod template that it has by the spec, before the API server added its defaults."""
+        held = self.annotations.get(REVISION_ANNOTATION)
+        return held or applied_fingerprint(self.obj).rpartition("-")[2]
 
     @cached_property
     def max_unavailable(self) -> int | str | None:

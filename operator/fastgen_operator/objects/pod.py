@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from fastgen_operator.labels_and_annotations import (
+    CANARY_LABEL_SUFFIX,
     FETCH_SUFFIX,
     MODEL_ANNOTATION,
     OWNER_LABEL,
@@ -39,6 +40,11 @@ class Pod(Stored):
     def is_download(self) -> bool:
         """Whether it downloads the model to the volume, and serves nothing."""
         return self.labels.get(OWNER_LABEL, "").endswith(FETCH_SUFFIX)
+
+    @cached_property
+    def is_canary(self) -> bool:
+        """Whether it serves a new revision that is tried on a share of the requests."""
+        return self.labels.get(OWNER_LABEL, "").endswith(CANARY_LABEL_SUFFIX)
 
     @cached_property
     def model(self) -> str | None:
@@ -102,21 +108,35 @@ class Pod(Stored):
 
         A pod that is not Ready because of a readiness gate does not count.
         """
-        if self.condition("ContainersReady").get("status") != "True" or self.is_ready:
-            return False
-        return self.condition("Ready").get("reason") != "ReadinessGatesNotReady"
+        return self._has_ready_containers and not self.is_ready and not self._waits_for_readiness_gate
+
+    @cached_property
+    def readiness_gate(self) -> str | None:
+        """Which readiness gates keep it from being ready, and the remedy; None unless they alone do."""
+        if not (self._has_ready_containers and self._waits_for_readiness_gate):
+            return None
+        gates = [str(gate["conditionType"]) for gate in self.spec.get("readinessGates", ())]
+        missing = [gate for gate in gates if self.condition(gate).get("status") != "True"]
+        names = " and ".join(missing or gates) or "of another controller"
+        return f"waits for the readiness gate {names}: see the controller that sets this condition of the pod"
 
     @cached_property
     def is_starting(self) -> bool:
         """Whether it waits for the scheduler, or its containers start for the first time.
 
-        No container, apart from init containers and sidecars, has passed its startup probe, ended or restarted. False
-        if the pod has ended, or if it gets no node for now (`pending`).
+        No container, apart from init containers and sidecars, has passed its startup probe, ended or restarted; or all
+        have started, and the pod waits for the first time for a readiness gate. False if the pod has ended, or if it
+        gets no node for now (`pending`).
         """
         if self.has_ended or self.pending is not None:
             return False
-        running = (each for each in self.containers if each.role in ("engine", "container"))
-        return not any(each.has_started or each.restarts or each.is_terminated for each in running)
+        running = [each for each in self.containers if each.role in ("engine", "container")]
+        if any(each.restarts or each.is_terminated for each in running):
+            return False
+        if self.readiness_gate is not None and self.started_at is not None:
+            # The condition Ready has not changed since before the engine started.
+            return (self.unready_since or 0.0) <= self.started_at
+        return not any(each.has_started for each in running)
 
     @cached_property
     def is_loading(self) -> bool:
@@ -213,6 +233,14 @@ class Pod(Stored):
             f"{place} should have terminated by {self.gone_by}: if the node has failed, run kubectl taint node "
             f"{self.node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute to release its pods and volumes"
         )
+
+    @property
+    def _has_ready_containers(self) -> bool:
+        return bool(self.condition("ContainersReady").get("status") == "True")
+
+    @property
+    def _waits_for_readiness_gate(self) -> bool:
+        return bool(self.condition("Ready").get("reason") == "ReadinessGatesNotReady")
 
     @property
     def _is_gated(self) -> bool:

@@ -143,11 +143,15 @@ def finished_downloads(observed: Observed) -> tuple[EndJob, ...]:
     return tuple(found)
 
 
+def claims_of(template: Object) -> tuple[Any, ...]:
+    """Return the claim from which the pods of a template read the model, or None if it is in their own volume."""
+    volumes = template["spec"].get("volumes", ())
+    return tuple(each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes if each["name"] == VOLUME)
+
+
 def _model_of(template: Object) -> tuple[Any, ...]:
     """Return the model and the claim that the pods of a template use."""
-    volumes = template["spec"].get("volumes", ())
-    claims = [each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes if each["name"] == VOLUME]
-    return _address_of(template), *claims
+    return _address_of(template), *claims_of(template)
 
 
 def _address_of(template: Object) -> str | None:
@@ -164,4 +168,5 @@ def _in_use(observed: Observed) -> set[str]:
     deployment, claim = observed.deployment, observed.claim
     serving = None if deployment is None else _address_of(deployment.template)
     remembered = None if claim is None else claim.cached_record.partition("/")[2]
-    return {address for address in (*(pod.model for pod in observed.pods), serving, remembered) if address}
+    pods = (*observed.pods, *observed.canary_pods)
+    return {address for address in (*(pod.model for pod in pods), serving, remembered) if address}

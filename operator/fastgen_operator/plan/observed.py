@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, Key, Kind, Object
-from fastgen_operator.labels_and_annotations import OWNER_LABEL, TEMPLATE_LABEL
+from fastgen_operator.labels_and_annotations import CANARY_SUFFIX, OWNER_LABEL, REVISION_ANNOTATION, TEMPLATE_LABEL
 from fastgen_operator.objects.deployment import Deployment, template_digest
 from fastgen_operator.objects.model_cache import Claim, Job
 from fastgen_operator.objects.pod import Pod, by_name
@@ -23,6 +23,9 @@ class Observed:
         children: objects with the owner label, by kind and name, and other objects that have a child's name.
         replica_sets, pods: made for the Deployment.
         fetch_pods: made for the download Jobs.
+        canary_pods: made for the Deployment of the canary.
+        name_holder: the FastGenDeployment to which the gateway routes requests for the model name of this one; None if
+            the gateway does not route to this one.
     """
 
     resource: Object
@@ -30,6 +33,8 @@ class Observed:
     replica_sets: tuple[Object, ...] = ()
     pods: tuple[Pod, ...] = ()
     fetch_pods: tuple[Pod, ...] = ()
+    canary_pods: tuple[Pod, ...] = ()
+    name_holder: Key | None = None
 
     @property
     def key(self) -> Key:
@@ -65,7 +70,37 @@ class Observed:
 
         None until the Deployment controller has observed that template and created its ReplicaSet.
         """
-        if (deployment := self.deployment) is None or not deployment.is_observed:
+        return None if self.deployment is None else self._template_of(self.deployment)
+
+    @cached_property
+    def canary(self) -> Deployment | None:
+        """The Deployment of the canary, or None if it is missing, being deleted, or owned by another object."""
+        found = self.child(DEPLOYMENT, f"{self.key[1]}{CANARY_SUFFIX}")
+        return Deployment(found) if found is not None and self.owns(found) and not is_terminating(found) else None
+
+    def current_canary_pods(self, revision: str) -> tuple[Pod, ...]:
+        """Return the pods of the canary of a revision that have not ended and are not being deleted, by name."""
+        if (canary := self.canary) is None or canary.annotations.get(REVISION_ANNOTATION) != revision:
+            return ()
+        template = self._template_of(canary)
+        found = (pod for pod in self.canary_pods if pod.revision == template)
+        return by_name(pod for pod in found if not pod.is_terminating and not pod.has_ended)
+
+    @property
+    def is_rolled_out(self) -> bool:
+        """Whether all pods of the Deployment exist with its template, and its rollout has completed.
+
+        A paused Deployment does not report the latter.
+        """
+        deployment = self.deployment
+        if deployment is None or self.template is None:
+            return False
+        if not deployment.present == deployment.updated == deployment.replicas:
+            return False
+        return deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable" or deployment.is_paused
+
+    def _template_of(self, deployment: Deployment) -> str | None:
+        if not deployment.is_observed:
             return None
         digest = template_digest(deployment.obj)
         for replica_set in map(Stored, self.replica_sets):

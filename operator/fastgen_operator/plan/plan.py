@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pydantic import ValidationError
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.rules.schedules import faults
+from fastgen_operator.canary.canary import Canary
 from fastgen_operator.children import build_children
 from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
-from fastgen_operator.kinds import DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
+from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.objects.stored import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
 from fastgen_operator.plan.broken_gpus import pods_with_broken_gpus
+from fastgen_operator.plan.canary import plan_canary
 from fastgen_operator.plan.changes import Apply, apply_of, removes_pods
-from fastgen_operator.plan.model_cache import EndJob, finished_downloads, plan_download
+from fastgen_operator.plan.model_cache import EndJob, claims_of, finished_downloads, plan_download
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.rewritten_fields import rewritten_fields
 from fastgen_operator.plan.rollout import max_unavailable, pods_to_replace
@@ -33,6 +36,13 @@ class Problem:
 
     reason: str
     message: str
+
+
+_NO_GATEWAY: Final = Problem(
+    "CanaryWithoutGateway",
+    "spec.rollout.canary: only a gateway sends a share of the requests to a new revision, and the operator has none: "
+    "install its chart with gateway.enabled, or remove spec.rollout.canary; the pods stay unchanged",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class Plan:
             may have the name.
         loads_to_read: pods to read the tokens in flight from, as the applies may remove some of them.
         needs_nodes: whether the download waits until the nodes are read.
+        canary: the next state of the canary, for the status; None if there is none.
         adopts: children to adopt first. The plan has nothing else then: it has to be made again.
     """
 
@@ -66,12 +77,13 @@ class Plan:
     names_to_look_up: tuple[tuple[Kind, str], ...] = ()
     loads_to_read: tuple[Pod, ...] = ()
     needs_nodes: bool = False
+    canary: Canary | None = None
     adopts: tuple[Adopt, ...] = ()
 
     @property
     def writes_nothing(self) -> bool:
         """Whether the children are as they should be, apart from what admission rewrites."""
-        return replace(self, rewritten=()) == Plan()
+        return replace(self, rewritten=(), canary=None) == Plan()
 
 
 def parse_spec(resource: Object) -> Spec | Problem:
@@ -120,10 +132,13 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     except TemplateRefused as refusal:
         problems.append(Problem("PodTemplateRefused", f"{refusal}; the pods stay unchanged"))
     download = plan_download(desired, template, situation)
-    children = build_children(desired, download.template, download.job)
+    canary = plan_canary(download.template, template, situation)
+    if canary.lacks_gateway:
+        problems.append(_NO_GATEWAY)
+    children = build_children(desired, canary.template, download.job, canary.pods, canary.held_revision)
     wanted = {(kind, name_of(manifest)) for kind, manifest in children}
     if adopts := adoptions(observed, wanted, desired):
-        return Plan(adopts=adopts)
+        return Plan(adopts=adopts, canary=situation.canary_before)
     compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in children]
     own = [(kind, manifest, live) for kind, manifest, live in compared if live is None or observed.owns(live)]
     others = [(kind, live) for kind, _, live in compared if live is not None and not observed.owns(live)]
@@ -132,15 +147,21 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     problems += [Problem("InvalidSchedule", fault) for fault in faults(situation.spec.autoscaling)]
     if taken and (observed.deployment is None or not observed.owns(observed.deployment.obj)):
         # Nothing serves yet: create nothing that would depend on another owner's objects.
-        return Plan(problem=combine(problems))
+        return Plan(problem=combine(problems), canary=canary.state)
     applies = tuple(apply for child in own if (apply := apply_of(*child)) is not None)
-    removes = any(apply.kind == DEPLOYMENT and removes_pods(apply, observed.child(DEPLOYMENT)) for apply in applies)
+    removes = any(
+        (apply.kind, apply.name) == (DEPLOYMENT, desired.name) and removes_pods(apply, observed.child(DEPLOYMENT))
+        for apply in applies
+    )
     unknown = tuple((each.kind, each.name) for each in applies if observed.child(each.kind, each.name) is None)
     # A Deployment that the cache does not hold may exist without its label, with pods to remove.
-    needs_loads = not situation.in_flight_tokens and (removes or any(kind == DEPLOYMENT for kind, _ in unknown))
+    needs_loads = not situation.in_flight_tokens and (removes or (DEPLOYMENT, desired.name) in unknown)
     loads_to_read = pods_in_order(observed.pods) if needs_loads else ()
     costs = deletion_costs(observed.pods, situation.in_flight_tokens) if removes else ()
     keep = {(kind, name_of(manifest)) for kind, manifest, _ in own} | {(JOB, name) for name in download.kept_jobs}
+    if canary.template is not None:
+        # A pod template that is held may need the volume of the previous spec.
+        keep |= {(CLAIM, name) for name in claims_of(canary.template)}
     return Plan(
         deletion_costs=costs,
         applies=applies,
@@ -151,6 +172,7 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
         names_to_look_up=unknown,
         loads_to_read=loads_to_read,
         needs_nodes=download.needs_nodes,
+        canary=canary.state,
     )
 
 

@@ -54,19 +54,20 @@ def failure_of(pod: Pod, at: datetime | None = None) -> Failure | None:
     return None
 
 
-def failure_of_ended(ended: Iterable[Pod], current: Sequence[Pod]) -> Failure | None:
+def failure_of_ended(ended: Iterable[Pod], current: Sequence[Pod], wanted: int) -> Failure | None:
     """Return the failure of a Deployment whose pods end instead of becoming ready; None if only a few ended.
 
-    Pods older than a ready one do not count. None, too, if all current pods are ready.
+    Pods older than a ready one do not count. None, too, if enough pods are ready.
 
     Args:
         ended: pods that were evicted or rejected by their nodes.
         current: the pods of the current template.
+        wanted: desired replicas.
     """
     since = max((pod.condition("Ready").get("lastTransitionTime", "") for pod in current if pod.is_ready), default="")
     # Ended pods stay for days: those that a ready pod has followed say nothing about the pods that start now.
     newest = [pod for pod in ended if not since or pod.created > since]
-    if len(newest) < ENDED_PODS or all(pod.is_ready for pod in current):
+    if len(newest) < ENDED_PODS or sum(pod.is_ready for pod in current) >= wanted:
         return None
     last = max(newest, key=lambda pod: (pod.created, pod.name))
     return Failure("PodsFailed", f"{len(newest)} pods were evicted or rejected by their nodes; {last.end}")
@@ -105,6 +106,8 @@ def _state(pod: Pod, stage: str) -> str:
             return _running(container, container.running_since, stage if container.role == "engine" else "")
     if pod.is_silent:
         return f"its node {pod.node} does not respond; it last reported the pod as ready"
+    if pod.readiness_gate is not None:
+        return pod.readiness_gate
     return f"starts on node {pod.node}"
 
 

@@ -10,8 +10,11 @@ from functools import cached_property
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
+from fastgen_operator.autoscale.rehearsal.learning import Learning
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
 from fastgen_operator.autoscale.supply import LoadingStage, PodSupply, StartTimes, supply_of
+from fastgen_operator.canary.canary import Canary
+from fastgen_operator.canary.outcomes import Evidence
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects.model_cache import Job
 from fastgen_operator.objects.pod import Pod, unschedulable_pods
@@ -33,10 +36,14 @@ class Situation:
         decision: the autoscaler's last decision; None without autoscaling, before the first one, and while objects that
             replicas are counted from cannot be read.
         speeds: capacity of the replicas; None before the first scrape.
+        learning: what was learned from the arrivals of the last hours, as the status shows it; None if nothing was yet.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         known_starts: starts of pods that were observed before.
         loading_stage: what the engine of a pod does while it loads; None while unknown.
         nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
+        has_gateway: whether the operator can ask a gateway which deployments have requests.
+        evidence: what was measured of a canary; None while nothing was.
+        canary: what the plan has made of `canary_before`; None before the plan.
     """
 
     observed: Observed
@@ -45,15 +52,37 @@ class Situation:
     failures: Mapping[str, Failure] = field(default_factory=dict)
     decision: Decision | None = None
     speeds: ReplicaSpeeds | None = None
+    learning: Learning | None = None
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     known_starts: StartTimes = field(default_factory=StartTimes)
     loading_stage: LoadingStage | None = None
     nodes: tuple[Object, ...] | None = None
+    has_gateway: bool = False
+    evidence: Evidence | None = None
+    canary: Canary | None = None
+
+    @cached_property
+    def canary_before(self) -> Canary | None:
+        """The new revision that is tried, or was rolled back last, as the status has it."""
+        return Canary.from_status(self.observed.resource.get("status", {}).get("canary"))
 
     @cached_property
     def timetable(self) -> Timetable:
         """What spec.autoscaling.schedules say now."""
         return timetable(self.spec.autoscaling, self.now)
+
+    @cached_property
+    def min_replicas(self) -> int:
+        """The lower bound of the autoscaler without schedules: at least 1 if nothing could hold requests.
+
+        While a canary has a share of the requests, the others must be able to take it back, so none is removed.
+        """
+        bounds, canary, deployment = self.spec.autoscaling, self.canary_before, self.observed.deployment
+        lowest = 1 if bounds is None else bounds.min_replicas
+        if self.spec.is_autoscaled and deployment is not None and canary is not None and canary.has_pods:
+            assert bounds is not None
+            lowest = max(lowest, min(bounds.max_replicas, deployment.replicas or 0))
+        return lowest if self.has_gateway else max(1, lowest)
 
     @cached_property
     def desired_replicas(self) -> int:
@@ -70,9 +99,9 @@ class Situation:
             wanted = self.decision.replicas
         else:
             live = None if self.observed.deployment is None else self.observed.deployment.replicas
-            wanted = bounds.min_replicas if live is None else live
+            wanted = self.min_replicas if live is None else live
         floor = self.timetable.floor
-        lowest = bounds.min_replicas if floor is None else max(bounds.min_replicas, floor.replicas)
+        lowest = self.min_replicas if floor is None else max(self.min_replicas, floor.replicas)
         return max(min(lowest, bounds.max_replicas), min(bounds.max_replicas, wanted))
 
     @cached_property

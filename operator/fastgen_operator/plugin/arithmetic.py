@@ -20,7 +20,7 @@ from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.headroom import DEVIATIONS, LEAST, MOST
 from fastgen_operator.autoscale.rules.needs import Need, required_replicas, start_seconds
 from fastgen_operator.autoscale.rules.recommend import State
-from fastgen_operator.autoscale.rules.schedules import with_floor
+from fastgen_operator.autoscale.sample import Traffic
 
 # Maximum number of pods whose speeds are listed.
 _LISTED: Final = 8
@@ -48,9 +48,10 @@ class Replay:
 def steps_of(replay: Replay) -> dict[str, list[str]]:
     """Return the lines of each step of a replayed decision by title, in order."""
     case, decision = replay.entry.case, replay.decision
-    policy, fleet = with_floor(case.policy, case.floor), case.fleet
-    floor = "" if case.floor is None else f"; {case.floor}"
-    before = case.state.replicas or fleet.replicas
+    policy, fleet = case.bounded_policy, case.fleet
+    raised = ([] if case.floor is None else [str(case.floor)]) + ([policy.learned] if policy.learned else [])
+    floor = "".join(f"; {words}" for words in raised)
+    before = case.state.last(fleet)
     steps = {
         "fleet": [
             f"{counted(fleet.replicas)}: {len(fleet.ready)} ready, {len(fleet.starting)} starting, {fleet.failing} "
@@ -59,6 +60,8 @@ def steps_of(replay: Replay) -> dict[str, list[str]]:
             f"{policy.first_token_seconds:g} s, between tokens {1000 * policy.inter_token_seconds:g} ms",
         ]
     }
+    if case.traffic is not None:
+        steps["gateway"] = [_traffic(replay, case.traffic)]
     if decision.hold is not None:
         steps["hold"] = [f"{decision.hold.reason}: {decision.hold.message}"]
     if decision.sizing is not None:
@@ -67,6 +70,17 @@ def steps_of(replay: Replay) -> dict[str, list[str]]:
     limit = "" if decision.limit is None else f"; limit {decision.limit.reason}: {decision.limit.message}"
     steps["result"] = [f"{counted(decision.replicas)} (last decision {before}){change}{limit}"]
     return steps
+
+
+def _traffic(replay: Replay, traffic: Traffic) -> str:
+    """Say what the gateway holds, and since when neither it nor the engines had a request."""
+    case, quiet = replay.entry.case, replay.state.quiet.since
+    idle = traffic.fault or f"no request at its pods for {traffic.idle_seconds or 0.0:,.0f} s"
+    engines = "none seen yet" if quiet > case.now else f"{case.now - quiet:,.0f} s"
+    return (
+        f"{counted(traffic.held, 'request')} held; {idle}; engines without work: {engines}; the last replica is "
+        f"removed after {case.policy.idle_seconds:,.0f} s of both"
+    )
 
 
 def _sizing_steps(replay: Replay, policy: Policy, sizing: Sizing) -> dict[str, list[str]]:

@@ -109,7 +109,7 @@ class Cluster:
         try:
             response = client.call_api(verb, url, headers, _request_timeout=(_REQUEST_SECONDS, None)).response
             if response.status != 200:
-                raise KubeError(response.status, _message_of(response.read()))
+                raise KubeError(response.status, _message_of(response.read()) or f"HTTP status {response.status}")
             rest = b""
             while data := response.read1(1 << 16):
                 *lines, rest = (rest + data).split(b"\n")
@@ -117,7 +117,7 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
         except HTTPError as error:
-            raise PluginError(f"reading the log of pod {pod.name}: {error}") from error
+            raise PluginError(f"the connection failed: {_one_line(error)}") from error
 
     def connection(self, namespace: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
         """Return an HTTP connection to a port of a pod, through the API server and the kubelet.

@@ -7,7 +7,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from socket import SHUT_RDWR, socket
+from threading import Event, Timer
 from typing import Final
 
 from fastgen.api_client.metrics import Interval, Scrape
@@ -15,8 +18,11 @@ from fastgen_operator.objects.container import HTTP_PORT
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 
-# A pod whose metrics take longer is shown without figures.
+# A pod whose metrics take longer, or are larger, is shown without figures: it may send anything, for any time.
 _SECONDS: Final = 5.0
+_MOST_BYTES: Final = 1 << 20
+# prometheus_client's parser takes time that grows with the square of a line's length.
+_LONGEST_LINE: Final = 2048
 _AT_ONCE: Final = 16
 
 
@@ -49,15 +55,18 @@ class MetricsReader:
             try:
                 if connection is None:
                     connection = self._cluster.connection(pod.namespace, name, HTTP_PORT, _SECONDS)
-                connection.request("GET", "/metrics")
-                answer = connection.getresponse()
-                body = answer.read().decode(errors="replace")
+                answer, body = _get_metrics(connection)
                 if answer.status != 200:
                     found = f"{answer.status} {answer.reason}: {' '.join(body.split())[:200]}"
                     return PluginError(f"GET /metrics: {found}")
-                self._connections[name] = connection
+                if max(map(len, body.split("\n"))) > _LONGEST_LINE:
+                    raise ValueError(f"a line has more than {_LONGEST_LINE} characters")
+                if connection.sock is not None:  # otherwise the pod ended it, and it would reconnect to this machine
+                    self._connections[name] = connection
                 return Scrape.parse(body, time.monotonic())
             except PluginError as error:
+                if connection is not None:
+                    connection.close()
                 return error
             except ValueError as error:
                 return PluginError(f"GET /metrics: {error}")
@@ -66,6 +75,44 @@ class MetricsReader:
                     connection.close()
                 failure = PluginError(f"pod {name} does not answer: {error or type(error).__name__}")
         return failure
+
+
+def _get_metrics(connection: http.client.HTTPConnection) -> tuple[http.client.HTTPResponse, str]:
+    """Return the response of a pod, and its body.
+
+    Raises:
+        PluginError: the response takes too long or is too large.
+        OSError, http.client.HTTPException: the connection fails.
+    """
+    if connection.sock is None:
+        connection.connect()
+    has_passed = Event()
+
+    # The timeout of a socket begins anew with each byte.
+    def end(used: socket = connection.sock) -> None:
+        has_passed.set()
+        with suppress(OSError):
+            used.shutdown(SHUT_RDWR)
+
+    timer = Timer(_SECONDS, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        body = answer.read(_MOST_BYTES + 1)
+    except (OSError, http.client.HTTPException):
+        if not has_passed.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if has_passed.is_set():
+        raise PluginError(f"GET /metrics: no response within {_SECONDS:g} s")
+    if len(body) > _MOST_BYTES:
+        raise PluginError(f"GET /metrics: the response has more than {_MOST_BYTES >> 20} MiB")
+    if answer.length:  # a read of so many bytes does not notice
+        raise http.client.IncompleteRead(body, answer.length)
+    return answer, body.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

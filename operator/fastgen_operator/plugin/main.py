@@ -53,11 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    from fastgen_operator.plugin.commands import dashboard, drain_test, explain_scaling, logs, status, top
+    from fastgen_operator.plugin.commands import dashboard, drain_test, explain_scaling, logs, status, top, what_if
 
     commands: dict[ModuleType, str] = {
         status: "show a FastGenDeployment on one screen, or a table of all",
         explain_scaling: "repeat the last decisions of the autoscaler and show their arithmetic",
+        what_if: "replay the recorded arrivals with another number of replicas or another target",
         logs: "print the logs of all pods",
         top: "show load and latency of all pods, live",
         drain_test: "restart a pod under load and report whether a request was lost",

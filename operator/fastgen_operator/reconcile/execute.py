@@ -159,7 +159,7 @@ class PlanExecutor:
             outcome.problems.append(_contended(apply, str(lost), before))
             return observed
         try:
-            for cost in costs if apply.kind == DEPLOYMENT else ():
+            for cost in costs if (apply.kind, apply.name) == (DEPLOYMENT, observed.key[1]) else ():
                 # Before the pods are deleted, and only if they are.
                 self._set_deletion_cost(cost, observed)
             if apply.take_over and before is not None:
@@ -257,7 +257,8 @@ def _never_converges(apply: Apply) -> Problem:
     return Problem(
         "Contended",
         f"a mutating admission webhook or policy rewrites {_FINGERPRINT} of {apply.kind.name} {apply.name} in every "
-        "write: to find it, run kubectl get mutatingwebhookconfigurations",
+        "write: to find it, run kubectl get mutatingwebhookconfigurations and, if the cluster has them, kubectl get "
+        "mutatingadmissionpolicies",
     )
 
 
@@ -266,11 +267,14 @@ def _contended(apply: Apply, lost: str, live: Object | None) -> Problem:
     doing = "deleting" if lost == _EVERYTHING else f"changing {lost} of"
     managers = () if live is None else foreign_managers(live)
     by = f", as field manager {' or '.join(managers)}" if managers else ""
+    find = f"run kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml"
+    if lost == _EVERYTHING:
+        # Nothing of the deleted object is left.
+        find = "look for a controller or policy that cleans up, and for the deletion in the API server's audit log"
     is_scaled = lost == "spec.replicas"
     remedy = "; a HorizontalPodAutoscaler must scale the FastGenDeployment, not its Deployment" if is_scaled else ""
     return Problem(
         "Contended",
         f"another writer keeps {doing} {apply.kind.name} {name}{by}: restored {FREE_RESTORES} times "
-        f"within an hour, and now with a growing backoff; to find the other writer, run "
-        f"kubectl get {apply.kind.plural} {name} --show-managed-fields --output yaml{remedy}",
+        f"within an hour, and now with a growing backoff; to find the other writer, {find}{remedy}",
     )

@@ -43,7 +43,8 @@ class PodEvents:
 
         Only the Events of the first `_OBJECTS` stuck pods and Jobs are read.
         """
-        pods = [pod for pod in (*observed.pods, *observed.fetch_pods) if lacks_containers(pod, now)]
+        known = (*observed.pods, *observed.fetch_pods, *observed.canary_pods)
+        pods = [pod for pod in known if lacks_containers(pod, now)]
         downloads = [job for job in observed.jobs if lacks_pods(job, observed.fetch_pods, now)]
         causes = {pod.name: (pod.uid, partial(failure_in_events, pod)) for pod in pods}
         causes |= {job.name: (job.uid, partial(refusal_in_events, job)) for job in downloads}

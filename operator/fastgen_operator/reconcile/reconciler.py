@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -119,15 +118,13 @@ class Reconciler:
     def unsettled(self, keys: Iterable[Key]) -> list[Key]:
         """Return the resources for which a reconcile may have something to do now.
 
-        The others, of which nothing has changed, count as reconciled in the metrics: an alert fires if no reconcile is
-        counted. A later change queues its resource, so this may run beside reconciles.
+        The others, of which nothing has changed, count as skipped: an alert fires if neither reconciles nor skipped
+        ones are counted. A later change queues its resource, so this may run beside reconciles.
         """
-        now = self.now()
-        found = []
+        now, found = self.now(), []
         for key in keys:
-            began = time.perf_counter()
             if self._is_settled(key, now):
-                self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+                self.metrics.skipped.inc()
             else:
                 found.append(key)
         return found
@@ -163,9 +160,17 @@ class Reconciler:
             return None
         inputs = self._inputs(observed, platform)
         if memory.settled.is_settled(inputs, now):
+            self.metrics.skipped.inc()
             return None
         memory.settled.forget()
-        observed = unpacked(observed)
+        with self.metrics.reconcile_seconds.time():
+            return self._reconcile_changed(unpacked(observed), inputs, platform, memory, now)
+
+    def _reconcile_changed(
+        self, observed: Observed, inputs: Inputs, platform: Platform, memory: _Memory, now: datetime
+    ) -> Problem | None:
+        """Reconcile a resource of which something may have changed."""
+        key = observed.key
         spec = find_fault(observed) or parse_spec(observed.resource)
         if isinstance(spec, Problem):
             self._write_status(observed, unread_status(observed, spec, now), memory)
@@ -199,12 +204,14 @@ class Reconciler:
             return None
         if observed is not situation.observed:
             situation = replace(situation, observed=observed)
+        situation = replace(situation, canary=plan.canary)
         status = build_status(situation, problem, plan.rewritten)
         is_written = self._write_status(observed, status, memory)
         self.metrics.set_replicas(key, status["desiredReplicas"], status["readyReplicas"])
         is_served = all(pod.state == "Ready" for pod in situation.supply)
         is_done = plan.writes_nothing and not is_written
-        if is_in_cache and is_done and is_served and shows_ready(status) and not self.is_stale(key[0]):
+        is_steady = is_served and shows_ready(status) and plan.canary is None
+        if is_in_cache and is_done and is_steady and not self.is_stale(key[0]):
             memory.settled.remember(inputs, now, situation.timetable.due)
         return problem
 
@@ -230,7 +237,7 @@ class Reconciler:
             else:
                 situation = self._situation(observed, spec, {}, now)
                 self._register(situation, memory)
-                status = build_status(situation, problem)
+                status = build_status(replace(situation, canary=situation.canary_before), problem)
         except Exception:
             # The status of the children may be what fails.
             logger.exception("%s/%s: computing the status", *key)
@@ -251,7 +258,14 @@ class Reconciler:
         uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
         starts = self.watchlist.known_starts(observed.key, uid)
         stage = self.watchlist.loading_stage(observed.key)
-        situation = Situation(observed, spec, now, failures, known_starts=starts, loading_stage=stage)
+        has_gateway = self.platform(observed.key[0]).has_gateway
+        situation = Situation(
+            *(observed, spec, now, failures),
+            known_starts=starts,
+            loading_stage=stage,
+            has_gateway=has_gateway,
+            evidence=self.watchlist.evidence(observed.key, uid),
+        )
         if (record := self.watchlist.lookup(observed.key, uid)) is None:
             return situation
         is_usable = is_autoscaled and record.mode == mode_of(spec) and not self.is_stale(observed.key[0])
@@ -260,6 +274,7 @@ class Reconciler:
             # Without a decision, the number of replicas stays as it is.
             decision=record.decision if is_usable else None,
             speeds=record.speeds,
+            learning=record.shown_learning,
             # The samples of other fleets are too old to order their pods.
             in_flight_tokens=record.in_flight_tokens if is_autoscaled else {},
         )

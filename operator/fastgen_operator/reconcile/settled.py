@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import Object
+from fastgen_operator.kinds import Key, Object
 from fastgen_operator.plan.observed import Observed
 
 # A remembered resource is reconciled again after this time, even if nothing has changed.
@@ -22,6 +22,7 @@ class Inputs:
 
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
+        name_holder: the resource that has the model's name at the gateway.
         measured: what the status shows of the autoscaler's measurements and decision. Of the capacity, only whether it
             is known: a new estimate alone need not reach the status at once. Of the demand, only whether the status is
             outdated, as after a restart of the operator.
@@ -29,13 +30,14 @@ class Inputs:
 
     platform: Platform
     objects: tuple[Any, ...]
+    name_holder: Key | None
     measured: tuple[Any, ...] | None
 
     def are(self, other: Inputs) -> bool:
         """Return whether a reconcile would read the same."""
         return (
             self.platform is other.platform
-            and self.measured == other.measured
+            and (self.name_holder, self.measured) == (other.name_holder, other.measured)
             and len(self.objects) == len(other.objects)
             and all(map(is_, self.objects, other.objects))
         )
@@ -43,16 +45,25 @@ class Inputs:
 
 def inputs_of(observed: Observed, platform: Platform, record: Record | None) -> Inputs:
     """Return the inputs of a reconcile, as observed in the cache and by the autoscaler's loop."""
-    pods = (*observed.pods, *observed.fetch_pods)
+    pods = (*observed.pods, *observed.fetch_pods, *observed.canary_pods)
     objects = (observed.resource, *observed.children.values(), *observed.replica_sets, *pods)
-    return Inputs(platform, objects, None if record is None else _measured(record, observed.resource))
+    measured = None if record is None else _measured(record, observed.resource)
+    return Inputs(platform, objects, observed.name_holder, measured)
 
 
 def _measured(record: Record, resource: Object) -> tuple[Any, ...]:
     decision, speeds = record.decision, record.speeds
     shown = resource.get("status", {}).get("autoscaling", {}).get("demandTokensPerSecond")
     outdated = decision is not None and decision.sizing is not None and decision.sizing.differs(shown)
-    return decision, outdated, record.told, record.states, speeds.stragglers, speeds.capacity is not None
+    return (
+        decision,
+        outdated,
+        record.told,
+        record.states,
+        speeds.stragglers,
+        speeds.capacity is not None,
+        record.shown_learning,
+    )
 
 
 @dataclass(slots=True)

@@ -160,8 +160,7 @@ class Controller:
         logger.debug("%s/%s: reconcile", *key)
         self._running.add(key)
         try:
-            with self.metrics.reconcile_seconds.time():
-                problem = await asyncio.to_thread(self.progress.run, "reconcile", self.reconciler.reconcile, key)
+            problem = await asyncio.to_thread(self.progress.run, "reconcile", self.reconciler.reconcile, key)
         except KubeError as error:
             self.metrics.errors.inc()
             logger.warning("%s/%s: reconciling: %s", *key, error)

@@ -1,17 +1,33 @@
-"""Discovers which optional kinds the cluster serves: their CRDs can be installed or removed at any time."""
+"""Discovers what the cluster has: optional kinds, whose CRDs come and go, and the pods of the gateway."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Final
 
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import OPTIONAL_KINDS, Kind
+from fastgen_operator.kinds import OPTIONAL_KINDS, POD, Kind
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.sources import Sources
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects.pod import Pod
 
 logger = logging.getLogger(__name__)
+
+# The label of the gateway's pods.
+GATEWAY_SELECTOR: Final = "app.kubernetes.io/name=fastgen-gateway"
+
+
+def gateway_pods(client: KubeClient, namespace: str) -> dict[str, str]:
+    """Return the addresses of the gateway's pods by name. Pods that are being deleted may still hold requests.
+
+    Raises:
+        KubeError: the API server failed.
+    """
+    _, items = client.list(POD, namespace, GATEWAY_SELECTOR)
+    pods = [Pod(item) for item in items]
+    return {pod.name: pod.address for pod in pods if pod.address is not None and not pod.has_ended}
 
 
 class Discovery:

@@ -128,8 +128,8 @@ def kopf_settings(own: Settings, kinds: Sequence[Kind]) -> kopf.OperatorSettings
     return settings
 
 
-async def watch(own: Settings, queue: WorkQueue, cache: InformerCache, feed: Feed, is_open: asyncio.Event) -> None:
-    """Run kopf, which feeds the cache and the queue, until cancelled; `is_open` is set when it has started.
+async def watch(own: Settings, queue: WorkQueue, cache: InformerCache, feed: Feed) -> None:
+    """Run kopf, which feeds the cache and the queue, until cancelled.
 
     If kopf ends, it is started again: everything else goes on meanwhile, with the lists of the resync.
     """
@@ -143,7 +143,6 @@ async def watch(own: Settings, queue: WorkQueue, cache: InformerCache, feed: Fee
                 standalone=True,
                 clusterwide=not own.namespaces,
                 namespaces=own.namespaces,
-                ready_flag=is_open,
             )
             logger.error("the watches have ended; they are opened again")
         except Exception:

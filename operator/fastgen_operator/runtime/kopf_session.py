@@ -21,9 +21,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 
+from fastgen_operator.decode import decode, decode_event
 from fastgen_operator.kinds import Key, Kind, Object
 from fastgen_operator.kube.compact import compact
-from fastgen_operator.kube.decode import decode, decode_event
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Source, Sources, describe
 from fastgen_operator.kube.transport import KubeError, seconds_of

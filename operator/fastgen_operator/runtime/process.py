@@ -1,12 +1,16 @@
-"""Set up the operator's process: logging, the limit on open files, garbage collection."""
+"""Set up the operator's process: logging, limit on open files, garbage collection, signals, end of the event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import resource
+import signal
 import sys
-from typing import Final, Literal
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 from fastgen.logs import JSONFormatter
 
@@ -15,6 +19,7 @@ _MOST_FILES: Final = 65536
 # Thresholds of Python's garbage collector: new containers before a collection of the youngest generation, and
 # collections of a generation before one of the next.
 _NEW_CONTAINERS, _LOOKS = 50_000, 20
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def configure_logging(log_format: Literal["json", "text"], *, verbose: bool) -> None:
@@ -49,3 +54,36 @@ def collect_garbage_less_often() -> None:
     longer than parsing. Objects without cycles are freed at once, whatever the setting.
     """
     gc.set_threshold(_NEW_CONTAINERS, _LOOKS, _LOOKS)
+
+
+def hold_stop_signals() -> None:
+    """Block SIGINT and SIGTERM until `stop_on_signals`. Call it before other threads start: they inherit the mask."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
+def stop_on_signals(stop: Callable[[], object]) -> None:
+    """Call `stop` in the running event loop after SIGINT or SIGTERM, also after one that is already pending.
+
+    A thread waits for the signals, because kopf replaces their handlers whenever it starts, and ends only itself.
+    """
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        signal.sigwait(_STOP_SIGNALS)
+        loop.call_soon_threadsafe(stop)
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+def end_generators_silently(loop: asyncio.AbstractEventLoop) -> None:
+    """Do not report generators that fail when the loop's end closes them.
+
+    kopf leaves the generators of its watches open, one inside another. asyncio closes them all at once, and one that
+    waits for another raises `RuntimeError`: a traceback in the log of an orderly stop.
+    """
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "asyncgen" not in context:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(report)

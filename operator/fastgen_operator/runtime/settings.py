@@ -132,8 +132,8 @@ class Settings:
         choices=[kind.name for kind in DISPENSABLE_KINDS],
     )
     neighbours: Neighbours = _flag(  # noqa: RUF009  its default is frozen
-        "peers of the NetworkPolicies: lists of peers operator, prometheus and dns, ports dnsPorts, and egress rules "
-        "modelSources",
+        "peers of the NetworkPolicies: lists of peers operator, gateway, prometheus and dns, ports dnsPorts, and "
+        "egress rules modelSources",
         UNKNOWN_NEIGHBOURS,
         type=_neighbours,
         metavar="JSON",
@@ -145,6 +145,11 @@ class Settings:
         action="append",
         type=_label,
         metavar="KEY=VALUE",
+    )
+    gateway_namespace: str | None = _flag(
+        "namespace of the gateway's pods; default: there is no gateway, and minReplicas 0 has the effect of 1",
+        None,
+        metavar="NAMESPACE",
     )
     http_proxy: str = _flag("proxy of the engines and downloads for HTTP", "", type=_proxy, metavar="URL")
     https_proxy: str = _flag("proxy of the engines and downloads for HTTPS", "", type=_proxy, metavar="URL")
@@ -227,8 +232,10 @@ class Settings:
     @property
     def platform(self) -> Platform:
         """The part of the platform that is known without a request."""
-        without = frozenset(self.without)
-        return Platform(self.engine_image, frozenset(), without, self.neighbours, self.pod_monitor_labels, self.pods)
+        without, has_gateway = frozenset(self.without), self.gateway_namespace is not None
+        return Platform(
+            self.engine_image, frozenset(), without, self.neighbours, self.pod_monitor_labels, self.pods, has_gateway
+        )
 
 
 def parse_settings(arguments: Sequence[str] | None = None) -> Settings:

@@ -15,6 +15,8 @@ from fastgen_operator.plan.situation import Situation
 _HISTORY: Final = 5
 # Relative change of the capacity from which it is updated: the step-time fit changes a little with every step.
 _MOVED: Final = 0.2
+# The API server stores no integer above 2^63. An engine may report anything.
+_MOST: Final = 10**15
 # Pods listed in the status, and the length of their messages.
 _LISTED: Final = 10
 _MESSAGE_LIMIT: Final = 256
@@ -42,7 +44,7 @@ def autoscaling_status(situation: Situation, now: str) -> dict[str, Any] | None:
     old: dict[str, Any] = situation.observed.resource.get("status", {}).get("autoscaling", {})
     floor, decision = situation.timetable.floor, situation.decision
     schedule = {} if floor is None else {"activeSchedule": floor.to_status()}
-    status = _of(old, "lastScaleTime", "history") | schedule
+    status = _of(old, "lastScaleTime", "history") | schedule | _learning(situation, old)
     if not spec.is_autoscaled:
         if decision is None:
             # After a restart of the operator, the last recommendation stays until there is a new one.
@@ -74,6 +76,7 @@ def _told(situation: Situation, old: dict[str, Any], before: int | None, after: 
     if sizing is None:
         if bound:
             told["message"] = f"{counted(after)}: {bound}"
+        if bound or not after:
             told.pop("demandTokensPerSecond", None)
         return told
     same_bound = str(told.get("message", "")).endswith((bound,) if bound else (_ROUNDED, _KEPT, _LATER))
@@ -81,6 +84,14 @@ def _told(situation: Situation, old: dict[str, Any], before: int | None, after: 
         told["message"] = f"{counted(after)}: {_arithmetic(sizing)}; {bound or _rounding(sizing, after)}"
         told["demandTokensPerSecond"] = _rounded(sizing.demand)
     return told
+
+
+def _learning(situation: Situation, old: dict[str, Any]) -> dict[str, Any]:
+    """Return the field `learning`: the last one shown, or the old one after a restart of the operator."""
+    bounds = situation.spec.autoscaling
+    if bounds is None or bounds.learning == "Disabled" or not situation.min_replicas:
+        return {}
+    return _of(old, "learning") if situation.learning is None else {"learning": situation.learning.to_status()}
 
 
 def _of(old: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -171,8 +182,9 @@ def _cause(situation: Situation, wanted: int) -> tuple[str, str]:
 
 
 def _rounded(number: float) -> int:
-    """Round to two significant digits."""
+    """Round to two significant digits, at most `_MOST`."""
     if number < 1:
         return round(number)
+    number = min(number, _MOST)
     unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return int(round(number / unit) * unit)

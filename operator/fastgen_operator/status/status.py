@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.rules.schedules import Floor
+from fastgen_operator.canary.canary import Canary
 from fastgen_operator.children.service import endpoint_url
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects.stored import condition_of
@@ -17,7 +18,7 @@ from fastgen_operator.plan.observed import Observed, pod_selector
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.autoscaling import autoscaling_status, capacity_status, stragglers_status, supply_status
-from fastgen_operator.status.conditions.condition import Condition, merge_conditions
+from fastgen_operator.status.conditions.condition import MESSAGE_LIMIT, Condition, merge_conditions, shortened
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.table import all_conditions, unread_conditions
 
@@ -43,6 +44,7 @@ def build_status(situation: Situation, problem: Problem | None, rewritten: Seque
         "cachedModel": situation.cached_model,
         "supply": supply_status(situation.supply),
         "lastReplacement": last_replacement(situation),
+        "canary": _canary_status(situation.canary),
         "autoscaling": autoscaling_status(situation, time),
         "capacity": capacity_status(situation),
         "stragglers": stragglers_status(situation),
@@ -57,10 +59,14 @@ def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[s
     It keeps the parts that were computed last.
     """
     old = observed.resource.get("status", {})
-    names = ("cachedModel", "supply", "lastReplacement", "autoscaling", "capacity", "stragglers")
+    names = ("cachedModel", "supply", "lastReplacement", "canary", "autoscaling", "capacity", "stragglers")
     desired = 0 if observed.deployment is None else observed.deployment.replicas or 0
     parts = {name: old.get(name) for name in names}
     return _status(observed, desired, parts, unread_conditions(problem), _written(now))
+
+
+def _canary_status(canary: Canary | None) -> dict[str, Any] | None:
+    return None if canary is None else {**canary.to_status(), "message": shortened(canary.message, MESSAGE_LIMIT)}
 
 
 def _status(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.config import new_client_from_config
 
 from cluster.commands import CommandError
 from cluster.controlplane import ControlPlane
 from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 from fastgen_operator.api import Spec
 from fastgen_operator.api.crd import CHART_PATH, CRD_PATH, chart_yaml, crd_yaml, custom_resource_definition
-from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.kinds import FASTGEN, NETWORK_POLICY, POD, Kind
+from fastgen_operator.kube.transport import ApiServer, KubeError
+from fastgen_operator.metrics import Metrics
 from harness.objects import pod_template, stored
 from harness.space import Space, resource
 from support.namespace import Object
@@ -63,6 +67,16 @@ INVALID: dict[str, tuple[Object, str]] = {
     "several GPUs": (
         resource(engine={"device": "cuda"}, resources={"gpu": {"count": 2}}),
         "spec.resources.gpu.count must be 0 or 1",
+    ),
+    "a model divided among processes on a GPU": (
+        resource(engine={"device": "cuda", "tensorParallel": 2}, resources={"gpu": {"count": 1}}),
+        "spec.engine.tensorParallel must be 1 if spec.engine.device is cuda",
+    ),
+    "more processes than eight": (engine(tensorParallel=9), "spec.engine.tensorParallel"),
+    "no process": (engine(tensorParallel=0), "spec.engine.tensorParallel"),
+    "--tensor-parallel in extraArgs": (
+        engine(extraArgs=["--tensor-parallel", "2"]),
+        "spec.engine.extraArgs must not contain a flag that the operator sets",
     ),
     "device cuda with an empty list of device claims": (
         resource(engine={"device": "cuda"}, podTemplate={"spec": {"resourceClaims": []}}),
@@ -193,7 +207,23 @@ INVALID: dict[str, tuple[Object, str]] = {
         'Unsupported value: "GPUs"',
     ),
     "autoscaling without maxReplicas": (resource(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
-    "autoscaling to zero": (resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}), "autoscaling.minReplicas"),
+    "autoscaling to zero without the gateway": (
+        resource(autoscaling={"minReplicas": 0, "maxReplicas": 2}),
+        "set spec.gateway.expose to true, or minReplicas to at least 1",
+    ),
+    "a dry run to zero without the gateway": (
+        resource(autoscaling={"minReplicas": 0, "maxReplicas": 2, "mode": "DryRun"}, replicas=1),
+        "spec.autoscaling.minReplicas may be 0 only if spec.gateway.expose is true",
+    ),
+    "fewer than no replicas": (
+        resource(autoscaling={"minReplicas": -1, "maxReplicas": 2}, gateway={"expose": True}),
+        "spec.autoscaling.minReplicas",
+    ),
+    "a replica that is idle at once": (
+        resource(autoscaling={"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 1}, gateway={"expose": True}),
+        "spec.autoscaling.idleSeconds",
+    ),
+    "a schedule of no replicas": (scheduled(minReplicas=0), "spec.autoscaling.schedules[0].minReplicas"),
     "minReplicas above maxReplicas": (
         resource(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
         "spec.autoscaling.minReplicas must be at most spec.autoscaling.maxReplicas",
@@ -205,6 +235,14 @@ INVALID: dict[str, tuple[Object, str]] = {
     "utilization above 100 percent": (
         resource(autoscaling={"maxReplicas": 2, "targets": {"utilizationPercent": 101}}),
         "utilizationPercent",
+    ),
+    "a wanted share of 100 percent": (
+        resource(autoscaling={"maxReplicas": 2, "targets": {"attainmentPercent": 100}}),
+        "attainmentPercent",
+    ),
+    "learning that YAML reads as a boolean": (
+        resource(autoscaling={"maxReplicas": 2, "learning": False}),
+        "spec.autoscaling.learning",
     ),
     "a scale-down step of 0 percent": (
         resource(autoscaling={"maxReplicas": 2, "scaleDown": {"maxStepPercent": 0}}),
@@ -283,6 +321,45 @@ INVALID: dict[str, tuple[Object, str]] = {
         resource(startupDeadlineSeconds=3600),
         "spec.rollout.progressDeadlineSeconds must be at least spec.startupDeadlineSeconds",
     ),
+    "a toleration of every value with a value": (
+        resource(scheduling={"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}),
+        "spec.scheduling.tolerations[].value must not be set with the operator Exists",
+    ),
+    "a toleration without a key": (
+        resource(scheduling={"tolerations": [{"value": "a"}]}),
+        "spec.scheduling.tolerations[].operator must be Exists without a key",
+    ),
+    "a toleration for a time without the effect that evicts": (
+        resource(scheduling={"tolerations": [{"key": "gpu", "tolerationSeconds": 5}]}),
+        "spec.scheduling.tolerations[].tolerationSeconds requires the effect NoExecute",
+    ),
+    "a toleration of something that is no label key": (
+        resource(scheduling={"tolerations": [{"key": "a b", "operator": "Exists"}]}),
+        "spec.scheduling.tolerations[0].key",
+    ),
+    "a node label's value with a space": (
+        resource(scheduling={"nodeSelector": {"disk": "very fast"}}),
+        "spec.scheduling.nodeSelector.disk",
+    ),
+    "a PriorityClass with a capital letter": (
+        resource(scheduling={"priorityClassName": "High"}),
+        "spec.scheduling.priorityClassName",
+    ),
+    "the same topology twice": (
+        resource(
+            scheduling={
+                "topologySpreadConstraints": [
+                    {"topologyKey": "zone"},
+                    {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 2},
+                ]
+            }
+        ),
+        "spec.scheduling.topologySpreadConstraints[] must not repeat a topologyKey",
+    ),
+    "a label selector without values": (
+        resource(network={"allowFrom": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]}),
+        "values of a label selector are required for the operators In and NotIn",
+    ),
     "negative replicas": (resource(replicas=-1), "spec.replicas"),
     "a name too long": (resource("a" * 41), "metadata.name must be at most 40 characters"),
     "a name that starts with a digit": (resource("7b"), "metadata.name must start with a letter"),
@@ -314,6 +391,60 @@ def test_ranges_of_addresses_that_a_network_policy_takes_are_accepted(plane: Con
         policy = {"podSelector": {}, "ingress": [{"from": peer(cidr, *exceptions)["spec"]["network"]["allowFrom"]}]}
         kind = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "chat"}}
         Space(plane, "default").apply({**kind, "spec": policy}, "--dry-run=server")
+
+
+TOLERATIONS = [
+    {name: value for name, value in zip(("key", "operator", "value", "effect", "tolerationSeconds"), each, strict=True)
+     if value is not None}
+    for each in itertools.product(
+        (None, "gpu", "example.com/gpu", "a b", "/gpu"), (None, "Exists", "Equal"), (None, "", "x", "-x"),
+        (None, "NoSchedule", "NoExecute"), (None, 5),
+    )
+]  # fmt: skip
+SPREADS = [
+    [{"topologyKey": "zone"}],
+    [{"topologyKey": "zone"}, {"topologyKey": "host"}],
+    [{"topologyKey": "zone"}, {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
+    [{"topologyKey": "zone"}, {"topologyKey": "zone", "maxSkew": 2}],
+    [{"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}] * 2,
+]
+SELECTORS = [
+    {"matchExpressions": [{"key": key, "operator": operator, **values}]}
+    for key in ("a", "a b")
+    for operator in ("In", "NotIn", "Exists", "DoesNotExist")
+    for values in ({}, {"values": []}, {"values": ["x"]}, {"values": ["-x"]})
+]
+
+
+@pytest.mark.controlplane
+def test_what_the_crd_takes_of_pods_and_policies_is_what_the_api_server_takes_of_them(plane: ControlPlane) -> None:
+    """Otherwise the Deployment is rejected after the resource was accepted, or the other way round."""
+    server = ApiServer(new_client_from_config(str(plane.kubeconfig)), Metrics(), 30.0)
+
+    def takes(kind: Kind, spec: Object) -> bool:
+        body = {"apiVersion": kind.api_version, "kind": kind.name, "metadata": {"name": "chat"}, "spec": spec}
+        try:
+            server.request("POST", kind.path("default"), [("dryRun", "All")], body)
+        except KubeError as error:
+            if error.status != 422:
+                raise
+            return False
+        return True
+
+    containers = [{"name": "engine", "image": "e"}]
+    for toleration in TOLERATIONS:
+        scheduling = {"tolerations": [toleration]}
+        pod = {**scheduling, "containers": containers}
+        assert takes(FASTGEN, resource(scheduling=scheduling)["spec"]) == takes(POD, pod), toleration
+    for spreads in SPREADS:
+        scheduling = {"topologySpreadConstraints": spreads}
+        written = [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", **each} for each in spreads]
+        pod = {"topologySpreadConstraints": written, "containers": containers}
+        assert takes(FASTGEN, resource(scheduling=scheduling)["spec"]) == takes(POD, pod), spreads
+    for selector in SELECTORS:
+        peers = [{"podSelector": selector}]
+        policy = {"podSelector": {}, "ingress": [{"from": peers}]}
+        assert takes(FASTGEN, resource(network={"allowFrom": peers})["spec"]) == takes(NETWORK_POLICY, policy), selector
 
 
 @pytest.mark.controlplane
@@ -376,6 +507,7 @@ def test_a_minimal_resource_gets_the_same_defaults_from_the_api_server_and_the_o
         "dtype": "auto",
         "interTokenTarget": "auto",
         "maxQueuedRequests": 1024,
+        "tensorParallel": 1,
         "kvCache": kv_cache,
     }
 
@@ -411,7 +543,14 @@ def test_every_field_has_a_description_and_no_field_is_a_float() -> None:
 
 
 def test_the_flags_that_extra_args_must_not_contain_are_those_that_the_operator_passes() -> None:
-    engine = {"device": "cpu", "tokenBudget": 64, "interTokenTarget": 20, "maxSequences": 8, "maxModelLength": 64}
+    engine = {
+        "device": "cpu",
+        "tensorParallel": 2,
+        "tokenBudget": 64,
+        "interTokenTarget": 20,
+        "maxSequences": 8,
+        "maxModelLength": 64,
+    }
     words: list[str] = []
     for on in (True, False):
         owner = stored(engine={**engine, "kvCache": {"prefixCaching": on}}, apiKeySecretName="keys")

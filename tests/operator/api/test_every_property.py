@@ -18,7 +18,7 @@ from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.rules.rate_limits import rate_limits_of
 from fastgen_operator.autoscale.rules.schedules import faults, timetable
 from fastgen_operator.children import build_children
-from fastgen_operator.children.platform import Platform
+from fastgen_operator.children.platform import Neighbours, Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
 from fastgen_operator.kinds import CLAIM, Object
 from fastgen_operator.plan.model_cache import plan_download
@@ -32,7 +32,8 @@ from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.waiting import eventually
 
-PLATFORM = Platform("engine:test")
+GATEWAY = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "fastgen-gateway"}}}
+PLATFORM = Platform("engine:test", neighbours=Neighbours(gateway=(GATEWAY,)))
 # With a class, the operator of the other tests ignores it.
 CLASSED = {**EVERYTHING, "operatorClass": "blue"}
 BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED, "classed": CLASSED, "block storage": BLOCK_STORAGE}
@@ -55,7 +56,7 @@ def effect(spec: Spec) -> Any:
         download = plan_download(desired, template, found).job
     scaling = spec.autoscaling
     schedules = faults(scaling), [timetable(scaling, datetime(2028, 2, 29, hour, 30, tzinfo=UTC)) for hour in (2, 12)]
-    policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules
+    policies = policy_of(spec, 1, 5.0), rate_limits_of(scaling), schedules, spec.rollout.canary
     return spec.operator_class, children, download, policies
 
 
@@ -152,10 +153,16 @@ SAMPLE: dict[str, Object] = {
     "cache": {"preload": True},
     "disruption": {"minAvailable": 2},
     "network": {"allowFrom": []},
+    "gateway": {"expose": False},
     "apiKeySecretName": {},
     "podTemplate": {"metadata": {"labels": {"team": "other"}}},
 }
-SAMPLE_BASES = {"autoscaling": AUTOSCALED, "cache": BLOCK_STORAGE}
+# A canary needs the gateway.
+SAMPLE_BASES = {
+    "autoscaling": AUTOSCALED,
+    "cache": BLOCK_STORAGE,
+    "gateway": {**EVERYTHING, "rollout": {"maxSurge": 1}},
+}
 PLAIN_SAMPLE: Object = {"replicas": 3, "drainSeconds": 31, "startupDeadlineSeconds": 400, "apiKeySecretName": "others"}
 
 

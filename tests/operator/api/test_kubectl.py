@@ -38,7 +38,7 @@ def test_kubectl_get_shows_the_printer_columns_and_categories(space: Space, oper
     assert header.split() == ["NAME", "MODEL", "READY", "REASON", "REPLICAS", "DESIRED", "AGE"]
     assert row.split()[:-1] == ["chat", "file:///models/tiny.gguf", "True", "AllReplicasReady", "1", "1"]
     header, row = space.kubectl("get", "fgd", "--output=wide").splitlines()
-    assert header.split()[6:] == ["TOKENS/S", "URL", "CLASS", "AGE"]
+    assert header.split()[6:] == ["TOKENS/S", "CANARY", "URL", "CLASS", "AGE"]
     assert f"http://chat.{space.name}.svc:8000/v1" in row.split()
     for category in ("all", "fastgen"):
         assert "fastgendeployment.fastgen.dev/chat" in space.kubectl("get", category, "--output=name"), category
@@ -50,7 +50,7 @@ def test_kubectl_explain_shows_the_field_descriptions(space: Space) -> None:
     assert "Scales the replicas automatically on arriving and queued tokens" in " ".join(said.split())
     assert "maxReplicas\t<integer> -required-" in said
     said = " ".join(space.kubectl("explain", "fgd.spec.autoscaling.minReplicas").split())
-    assert "Lower bound for the number of replicas. Scaling to zero is not supported" in said
+    assert "Lower bound for the number of replicas. 0 requires spec.gateway.expose" in said
 
 
 @pytest.mark.controlplane

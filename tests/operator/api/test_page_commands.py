@@ -50,7 +50,7 @@ def test_each_reason_not_to_run_a_command_applies_to_one() -> None:
 def test_the_plugin_accepts_the_arguments_of_its_commands() -> None:
     found = [text.replace("[NAME]", "NAME") for _, text in printed() if text.startswith("kubectl fastgen ")]
     used = {parser().parse_args(shlex.split(text)[2:]).run.__module__.rpartition(".")[2] for text in found}
-    assert used == {"status", "explain_scaling", "logs", "top", "drain_test", "dashboard"}
+    assert used == {"status", "explain_scaling", "logs", "top", "drain_test", "dashboard", "what_if"}
 
 
 def test_the_readme_shows_the_columns_of_kubectl_get() -> None:

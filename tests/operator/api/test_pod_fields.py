@@ -26,11 +26,11 @@ CHECKED = {
 }  # fmt: skip
 HARMLESS = {
     "operatorClass", "replicas", "drainSeconds", "startupDeadlineSeconds", "autoscaling", "rollout", "disruption",
-    "network", "resources", "model.revision", "model.servedName", "model.download",
+    "network", "gateway", "resources", "model.revision", "model.servedName", "model.download",
     "scheduling.nodeSelector", "scheduling.tolerations", "scheduling.affinity", "scheduling.topologySpreadConstraints",
     "cache.size", "cache.storageClassName", "cache.accessMode", "cache.preload",
-    "engine.device", "engine.dtype", "engine.tokenBudget", "engine.interTokenTarget", "engine.maxSequences",
-    "engine.maxModelLength", "engine.maxQueuedRequests", "engine.kvCache", "engine.extraArgs",
+    "engine.device", "engine.dtype", "engine.tensorParallel", "engine.tokenBudget", "engine.interTokenTarget",
+    "engine.maxSequences", "engine.maxModelLength", "engine.maxQueuedRequests", "engine.kvCache", "engine.extraArgs",
 }  # fmt: skip
 
 

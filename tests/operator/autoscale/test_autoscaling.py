@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 
 from fastgen_operator.autoscale.decision import Sizing
+from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
 from harness.adverse import NO_GPU
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE, RATE
+from harness.loopback import LOOPBACK
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
-
-# One address per engine of a test run; other programs on this machine may use the first addresses.
-ADDRESSES = (f"127.77.{n // 250}.{n % 250 + 1}" for n in count())
 
 ENGINE: Object = {"device": "cpu", "interTokenTarget": 200}
 
@@ -47,7 +46,7 @@ def engines() -> Iterator[Engines]:
             name = pod["metadata"]["name"]
             if name in behind:
                 continue
-            engine = behind[name] = FakeEngine(next(ADDRESSES)).start()
+            engine = behind[name] = FakeEngine(next(LOOPBACK)).start()
             made.append(engine)
             space.set_pod(pod, ready=True)
             address = {"podIP": engine.address, "podIPs": [{"ip": engine.address}]}
@@ -140,12 +139,55 @@ def test_a_noisy_load_and_a_restart_cause_no_writes(space: Space, operator: Oper
         engine.prompt_rate = 0.65 * PROMPT_RATE
     space.wait_condition("ScalingActive", "True", "Active")
     eventually(lambda: tells(space, 1.3 * RATE), within=60, what="the capacity and the demand")
+    # What is told follows from the first intervals, and stays unless it is very wrong. Noise may add what is missing.
+    space.patch("fgd/chat", {"status": {"autoscaling": {"demandTokensPerSecond": round(1.3 * RATE)}}}, "status")
     before = space.settled()
     let_be_asked(engine, 10)
     assert space.versions() == before, "noise is written down"
     operator.restart()
     let_be_asked(engine, 10)
     assert space.versions() == before, "a restart is written down"
+
+
+def test_a_new_leader_learns_a_lower_bound_from_the_arrivals_in_the_status(
+    space: Space, operator: OperatorProcess, engines: Engines
+) -> None:
+    """Four hours with short bursts of four times the load, which the former leader has recorded."""
+    arrivals, now = Arrivals(), time.time()
+    for slot in range(-960, 0):
+        load = 4.1 if slot % 40 >= 32 else 1.0
+        arrivals = arrivals.add(now + slot * SLOT_SECONDS, load * RATE)
+    operator.stop()
+    space.apply(autoscaled(learning="Advise", maxReplicas=8))
+    learning = {"message": "as before", "arrivals": arrivals.encode()}
+    space.patch("fgd/chat", {"status": {"autoscaling": {"learning": learning}}}, "status")
+    operator.start()
+    (engine,) = engines(space, 1)
+    engine.prompt_rate = 0.3 * PROMPT_RATE
+
+    def learned() -> Object:
+        found: Object = status(space)["autoscaling"]["learning"]
+        return found if found.get("minReplicas") else {}
+
+    shown = eventually(learned, within=60, what="a learned bound")
+    assert shown is not None
+    assert shown["minReplicas"] == 2, "the first step"
+    assert "the present settings serve" in shown["message"]
+    # The metrics show it after the next scrape.
+    metric = ("fastgen_operator_learned_replicas", f"chat/{space.name}")
+    eventually(lambda: operator.metrics().get(metric) == 2, within=30, what="the metric")
+    let_be_asked(engine, 3)
+    assert desired(space) == 1, "advice changes nothing"
+
+    space.patch("fgd/chat", {"spec": {"autoscaling": {"learning": "Apply"}}})
+    eventually(lambda: desired(space) == 2, within=30, what="the learned bound")
+    step = status(space)["autoscaling"]["history"][0]
+    assert (step["reason"], step["fromReplicas"], step["toReplicas"]) == ("FloorLearned", 1, 2)
+    assert "the load of the last hours requires at least 2 replicas" in step["message"]
+    operator.restart()
+    let_be_asked(engine, 6)
+    assert status(space)["autoscaling"]["learning"]["minReplicas"] == 2, "a restart is no reason for the next step"
+    assert desired(space) == 2
 
 
 def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_condition(
@@ -162,7 +204,7 @@ def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_conditio
 
     second.fault = "huge"
     condition = space.wait_condition("ScalingActive", "False", "MetricsStale")
-    assert "more than half of 2 ready replicas" in condition["message"]
+    assert "no ready replica has returned usable metrics for" in condition["message"]
     second.fault = "nan"
     let_be_asked(second, 3)
     second.fault = "other model"

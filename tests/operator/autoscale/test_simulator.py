@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -298,11 +299,19 @@ def test_the_approximate_replica_is_within_three_percent_or_a_step_of_the_real_s
         [sorted(row[place] - row[0] for row in log.served) for log in (real, approximate)] for place in (1, 2)
     )
     for share in (0.5, 0.9):
-        place = int(share * len(arrivals))
-        assert first[1][place] == pytest.approx(first[0][place], rel=0.03, abs=engine.targets.gap)
+        assert around(first[1], share) == pytest.approx(around(first[0], share), rel=0.03, abs=engine.targets.gap)
         # A request that arrives while two steps are in flight joins the step after both.
         ahead = engine.targets.gap * (engine.device.steps_in_flight - 1)
-        assert ended[1][place] == pytest.approx(ended[0][place], rel=0.03, abs=ahead)
+        assert around(ended[1], share) == pytest.approx(around(ended[0], share), rel=0.03, abs=ahead)
+
+
+def around(times: list[float], share: float) -> float:
+    """Return the mean of an eighth of the times, around a quantile.
+
+    One request that is computed a step later can move a quantile by several percent.
+    """
+    place, width = int(share * len(times)), len(times) // 16
+    return statistics.fmean(times[place - width : place + width + 1])
 
 
 def test_a_replica_gives_the_same_results_whenever_it_is_observed() -> None:

@@ -33,10 +33,17 @@ def test_the_command_line_contains_every_setting() -> None:
 
 
 def test_optional_settings_and_extra_arguments_are_passed() -> None:
-    engine = {"device": "cpu", "maxSequences": 4, "maxModelLength": 99, "extraArgs": ["--chunking", "greedy"]}
+    engine = {
+        "device": "cpu",
+        "tensorParallel": 2,
+        "maxSequences": 4,
+        "maxModelLength": 99,
+        "extraArgs": ["--chunking", "greedy"],
+    }
     model = {"source": "file:///m", "servedName": "tiny"}
     words = container_of(engine=engine, model=model)["args"]
     assert words[words.index("--served-model-name") + 1] == "tiny"
+    assert words[words.index("--tensor-parallel") + 1] == "2"
     assert words[words.index("--max-sequences") + 1] == "4"
     assert words[words.index("--max-model-length") + 1] == "99"
     assert words[-2:] == ["--chunking", "greedy"]

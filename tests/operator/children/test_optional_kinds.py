@@ -24,8 +24,7 @@ OPTIONAL = ("podmonitors.monitoring.coreos.com", "inferencepools.inference.netwo
 def install(plane: ControlPlane) -> None:
     for definition in DEFINITIONS:
         plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(definition.fetch()))
-    for name in OPTIONAL:
-        plane.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=30s")
+    plane.wait_for_crds(*OPTIONAL)
 
 
 def uninstall(plane: ControlPlane) -> None:

@@ -141,5 +141,5 @@ def test_the_images_name_their_user_by_its_number_and_keep_the_permissions_of_th
     """The kubelet cannot check runAsNonRoot of a name. What root installs is readable by everyone by default."""
     text = (Path(__file__).parents[3] / "Dockerfile").read_text()
     instructions = [line for line in text.splitlines() if not line.startswith("#")]
-    assert [line for line in instructions if line.startswith("USER")] == ["USER 65532:65532"] * 2
+    assert [line for line in instructions if line.startswith("USER")] == ["USER 65532:65532"] * 3
     assert not [line for line in instructions if re.search(r"umask|chmod|chown|VOLUME", line)]

@@ -84,8 +84,8 @@ SCHEDULING: Object = {
     "nodeSelector": {"a": "b"},
     "tolerations": [{"operator": "Exists", "value": "x"}],
     "topologySpreadConstraints": [{"topologyKey": "zone"}],
-    "priorityClassName": "High",
-    "runtimeClassName": "Kata",
+    "priorityClassName": "high",
+    "runtimeClassName": "kata",
 }
 SOURCES: list[tuple[Object, str, str | None]] = [
     ({"scheduling": SCHEDULING}, TOO_MANY.format("tolerations[0].operator"), "spec.scheduling.tolerations[0].operator"),

@@ -102,6 +102,16 @@ def test_allow_from_replaces_the_namespaces_pods() -> None:
     assert peers(network={"allowFrom": [gateway, outside]}) == [gateway, outside, OPERATOR, PROMETHEUS]
 
 
+def test_the_gateway_may_connect_to_exposed_resources_only() -> None:
+    gateway: Object = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "fastgen-gateway"}}}
+    with_gateway = replace(ALL, neighbours=Neighbours(gateway=(gateway,)))
+    web: Object = {"podSelector": {"matchLabels": {"app": "web"}}}
+    network: Object = {"allowFrom": [web]}
+    assert peers(with_gateway, network=network) == [web]
+    assert peers(with_gateway, network=network, gateway={"expose": True}) == [web, gateway]
+    assert peers(ALL, network=network, gateway={"expose": True}) == [web, OPERATOR, PROMETHEUS]
+
+
 def test_prometheus_is_allowed_only_if_a_pod_monitor_is_created() -> None:
     without_crd = Platform("e", neighbours=ALL.neighbours)
     assert PROMETHEUS not in peers(without_crd)

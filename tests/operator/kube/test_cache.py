@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Key, Kind, Object
 from fastgen_operator.kube import cache as compiled_module
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
@@ -345,3 +345,56 @@ def test_a_version_of_a_pod_is_read_once() -> None:
     cache.remove(POD, pod("b", 6))
     assert cache.pods(KEY) == []
     assert [each.name for each in cache.pods(("space", "other"))] == ["a"]
+
+
+def exposed(name: str, created: int, version: int, *, namespace: str = "space", **fields: Any) -> Object:
+    """Return a FastGenDeployment that the gateway routes to."""
+    made = f"2026-01-01T00:00:{created:02}Z"
+    metadata = {"name": name, "namespace": namespace, "resourceVersion": str(version), "creationTimestamp": made}
+    spec = {"model": {"source": "file:///m", "servedName": "m"}, "gateway": {"expose": True}, **fields}
+    return {"apiVersion": "fastgen.dev/v1alpha1", "kind": "FastGenDeployment", "metadata": metadata, "spec": spec}
+
+
+def holder(cache: InformerCache, name: str = "a", namespace: str = "space") -> Key | None:
+    resource = cache.get(FASTGEN, namespace, name)
+    assert resource is not None
+    return cache.holder(resource)
+
+
+def test_the_oldest_exposed_resource_holds_the_name_of_its_model() -> None:
+    cache = InformerCache()
+    cache.put(FASTGEN, exposed("a", 5, 1))
+    assert holder(cache) == ("space", "a")
+    cache.put(FASTGEN, exposed("b", 4, 2, namespace="other"))
+    assert holder(cache) == ("other", "b")
+    # At the same time: by namespace and name, as the gateway does.
+    cache.put(FASTGEN, exposed("c", 4, 3))
+    assert holder(cache) == ("other", "b")
+    cache.put(FASTGEN, exposed("b", 4, 4, namespace="other", gateway={"expose": False}))
+    assert holder(cache) == ("space", "c")
+    assert holder(cache, "b", "other") is None, "it is not exposed"
+    cache.put(FASTGEN, exposed("c", 4, 5, model={"source": "file:///m", "servedName": "n"}))
+    assert holder(cache) == ("space", "a")
+    cache.put(FASTGEN, exposed("b", 4, 6, namespace="other"))
+    cache.remove(FASTGEN, exposed("b", 4, 7, namespace="other"))
+    assert holder(cache) == ("space", "a")
+
+
+def test_a_resource_without_a_served_name_holds_its_own_and_one_that_says_nothing_holds_none() -> None:
+    cache = InformerCache()
+    cache.put(FASTGEN, exposed("m", 1, 1, model={"source": "file:///m"}))
+    cache.put(FASTGEN, exposed("a", 2, 2))
+    assert holder(cache) == ("space", "m")
+    cache.put(FASTGEN, exposed("a", 2, 3, gateway={}))
+    assert holder(cache) is None
+
+
+def test_names_of_large_resources_and_of_other_operators_resources_count() -> None:
+    cache = InformerCache(lambda resource: "operatorClass" not in resource["spec"])
+    cache.put(FASTGEN, exposed("a", 9, 1))
+    cache.put(FASTGEN, exposed("large", 5, 2, padding=[f"x{n}" for n in range(5000)]))
+    assert holder(cache) == ("space", "large")
+    cache.put(FASTGEN, exposed("classed", 4, 3, operatorClass="blue"))
+    assert holder(cache) == ("space", "classed")
+    cache.replace(FASTGEN, None, [exposed("a", 9, 1)], "9")
+    assert holder(cache) == ("space", "a")

@@ -10,17 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from urllib3 import HTTPSConnectionPool
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import MaxRetryError, NewConnectionError, ReadTimeoutError
 
+from fastgen_operator import decode as decode_module
+from fastgen_operator.decode import decode, decode_event, decode_page
 from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, REPLICA_SET, Kind, Object
 from fastgen_operator.kube import cache as compiled_module
-from fastgen_operator.kube import decode as decode_module
 from fastgen_operator.kube.cache import InformerCache
+from fastgen_operator.kube.clock import ClusterClock
 from fastgen_operator.kube.compact import LEVELS, compact, pack, unpack
-from fastgen_operator.kube.decode import decode, decode_event, decode_page
 from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.objects.stored import FAULT
+from fastgen_operator.page_limit import PageLimit
 from harness.hostile import deep, manifest
 from harness.objects import deployment, stored
 
@@ -175,8 +180,8 @@ def test_of_resources_of_other_classes_only_a_stub_is_kept_and_they_have_no_faul
 class Pages(ApiServer):
     """An API server with objects of the given sizes in bytes."""
 
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(Any, Metrics(), 1.0)  # type: ignore[arg-type]
+    def __init__(self, sizes: list[int], clock: ClusterClock | None = None) -> None:
+        super().__init__(Any, Metrics(), 1.0, clock=clock)  # type: ignore[arg-type]
         self.sizes, self.limits, self.read = sizes, list[int](), 0
 
     def _send(self, *request: Any, most_bytes: int | None = None) -> bytes | None:
@@ -217,6 +222,62 @@ def test_an_object_larger_than_a_page_fails_its_list_only() -> None:
     _, items = server.list("/path", [])
     with pytest.raises(KubeError, match="one object is larger than 8 MiB"):
         _all(items)
+
+
+class SlowPages(Pages):
+    """An API server that takes `each` seconds for an object and `base` for a page, which must arrive within 30."""
+
+    def __init__(self, sizes: list[int], each: float, base: float = 0.0) -> None:
+        self.now, self.each, self.base = 0.0, each, base
+        super().__init__(sizes, ClusterClock(elapsed=lambda: self.now))
+
+    def _send(self, *request: Any, most_bytes: int | None = None) -> bytes | None:
+        answer = super()._send(*request, most_bytes=most_bytes)
+        self.now += (seconds := min(30.0, self.base + self.each * self.limits[-1]))
+        if seconds == 30.0:
+            silence = ReadTimeoutError(HTTPSConnectionPool("localhost"), "/path", "Read timed out.")
+            raise KubeError(0, "reaching the API server") from MaxRetryError(silence.pool, "/path", silence)
+        return answer
+
+
+@pytest.mark.parametrize("each", [0.1, 2.0, 10.0])
+def test_a_server_that_is_too_slow_for_a_page_is_asked_for_smaller_ones(each: float) -> None:
+    server = SlowPages([400_000] * 200, each)
+    found: list[Any] = []
+    failures = 0
+    while not found:
+        try:
+            found = _all(server.list("/path", [])[1])
+        except KubeError:
+            failures += 1
+    assert len(found) == 200
+    assert failures <= 2
+    server.each = 0.0
+    _all(server.list("/path", [])[1])
+    assert max(server.limits[-20:]) >= 8, "pages grow again when the server is faster"
+
+
+@pytest.mark.parametrize(("first", "base"), [(20, 6.0), (20, 25.0), (1, 4.0)])
+def test_pages_of_a_server_that_is_slow_whatever_their_size_do_not_shrink(first: int, base: float) -> None:
+    """Otherwise a list would take so many requests that it expires before its end."""
+    server = SlowPages([1000] * 200, 0.0, base)
+    server._page_limits["/path"] = PageLimit(first)
+    assert len(_all(server.list("/path", [])[1])) == 200
+    assert len(server.limits) <= 20
+
+
+def test_a_server_that_cannot_be_reached_does_not_make_pages_smaller() -> None:
+    class Unreachable(Pages):
+        def _send(self, *request: Any, most_bytes: int | None = None) -> bytes | None:
+            super()._send(*request, most_bytes=most_bytes)
+            refused = NewConnectionError(HTTPConnection("localhost"), "refused")
+            raise KubeError(0, "reaching the API server") from refused
+
+    server = Unreachable([100])
+    for _ in range(3):
+        with pytest.raises(KubeError):
+            server.list("/path", [])
+    assert len(set(server.limits)) == 1
 
 
 def _all(items: Iterator[Any]) -> list[Any]:

@@ -573,10 +573,32 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
     ),
     (
         "an injected init container that runs",
-        [with_init({"state": {"running": {}}})],
+        [with_init({"state": {"running": {"startedAt": "T1"}}})],
         "Unknown",
         "Downloading",
-        HUB,
+        "init container istio-init has been running since T1",
+    ),
+    (
+        "an image being pulled",
+        [fetching({"state": waiting("ContainerCreating")})],
+        "Unknown",
+        "Downloading",
+        f"the download of {HUB} has not started; pod chat-new-x: starts on node n1",
+    ),
+    ("no node yet", [pod(scheduled="")], "Unknown", "Downloading", "has not started; pod chat-new-x: waits for the"),
+    (
+        "at work",
+        [fetching({"state": {"running": {}}})],
+        "Unknown",
+        "Downloading",
+        f"pod chat-new-x is downloading {HUB}",
+    ),
+    (
+        "done, and a sidecar goes on",
+        [fetching({"state": ended(0, "")})],
+        "Unknown",
+        "Downloading",
+        f"pod chat-new-x has downloaded {HUB}, and has not ended yet",
     ),
     ("no image", [fetching({"state": waiting("ErrImagePull", "gone")})], "False", "DownloadFailed", "pulled: gone"),
     (
@@ -584,7 +606,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         [fetching({"state": waiting("CreateContainerConfigError", 'secret "token" not found')})],
         "False",
         "SecretNotFound",
-        'secret "token" not found: create it, or correct spec.model.secretName',
+        'secret "token" not found: create it, or correct spec.podTemplate',
     ),
     ("not there", [fetching({"state": ended(3, "no such")})], "False", "SourceNotFound", "no such: correct spec.model"),
     (
@@ -592,7 +614,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         [fetching({"state": BACK_OFF, "lastState": ended(4, "gated")})],
         "False",
         "AccessDenied",
-        "gated: provide",
+        "gated: create a Secret with credentials that have read access, and name it in spec.model.secretName",
     ),
     ("full", [fetching({"state": BACK_OFF, "lastState": ended(5, "full")})], "False", "VolumeFull", "raise spec.cache"),
     ("cut", [fetching({"state": BACK_OFF, "lastState": ended(1, "cut")})], "False", "DownloadFailed", "cut"),
@@ -601,7 +623,7 @@ TABLE: list[tuple[str, list[Object], str, str, str]] = [
         [fetching({"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}})],
         "False",
         "DownloadFailed",
-        "exit code 137 (OOMKilled): raise spec.model.download.resources.limits.memory",
+        "exit code 137 (OOMKilled): its node had no memory left: set spec.model.download.resources.requests.memory",
     ),
     (
         "tried again",
@@ -643,6 +665,50 @@ def test_a_full_volume_that_does_not_grow_is_not_asked_to_grow_again(capacity: s
     assert found.message.startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            {"state": waiting("CreateContainerConfigError", 'secret "token" not found')},
+            'secret "token" not found: create it, or correct spec.model.secretName',
+        ),
+        (
+            {"state": waiting("CreateContainerConfigError", 'secret "other" not found')},
+            'secret "other" not found: create it, or correct spec.podTemplate',
+        ),
+        (
+            {"state": BACK_OFF, "lastState": ended(4, "gated")},
+            "gated: provide credentials with read access in the Secret named by spec.model.secretName",
+        ),
+        (
+            {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+            "exit code 137 (OOMKilled): raise spec.model.download.resources.limits.memory",
+        ),
+    ],
+)
+def test_a_remedy_names_what_the_resource_has(state: Object, words: str) -> None:
+    fetch = fetching(state)
+    fetch["spec"]["containers"] = [{"name": "fetch", "image": "e", "resources": {"limits": {"memory": "1Gi"}}}]
+    seen = carried_out(Observed(resource=cached(model={"secretName": "token"})))
+    _, found = condition_of(replace(seen, fetch_pods=(Pod(fetch),)))
+    assert found.message.endswith(words)
+
+
+def test_without_a_cache_an_unbound_volume_is_one_of_the_pod_template() -> None:
+    _, found = condition_of(observed(pod(scheduled=NO_ROOM), owner=stored(model={"source": HUB})))
+    assert found.reason == "VolumeNotBound"
+    assert "waits for a volume" in found.message
+    assert "the claims that spec.podTemplate mounts" in found.message
+
+
+def test_without_a_cache_a_full_disk_is_that_of_the_node() -> None:
+    full = fetching({"state": BACK_OFF, "lastState": ended(5, "full")})
+    seen = observed(full, owner=stored(model={"source": HUB}))
+    _, found = condition_of(seen)
+    assert found.reason == "VolumeFull"
+    assert "nodes with more free disk space, or set spec.cache" in found.message
+
+
 def test_a_download_that_something_else_has_ended_is_reported_with_the_remedy() -> None:
     """Such as a deadline that a policy adds to every Job: it stays, and starts no pod any more."""
     seen = carried_out(Observed(resource=cached()))
@@ -670,7 +736,7 @@ def test_a_download_on_a_lost_node_is_reported_with_the_remedy() -> None:
         assert (found.status, found.reason) == (status, reason)
         assert words in found.message
     _, found = condition_of(replace(seen, fetch_pods=(Pod(lost), Pod(pod(name="y")))))
-    assert found.message == "pod chat-new-y is downloading hf://tests/tiny"
+    assert found.message == "the download of hf://tests/tiny has not started; pod chat-new-y: starts on node n1"
     silent = pod()
     silent["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})
     _, found = condition_of(replace(seen, fetch_pods=(Pod(silent),)))

@@ -188,6 +188,34 @@ def test_a_stage_is_not_of_another_container() -> None:
     assert "loading weights" not in state_of(Pod(seen), stage="loading weights 40 %")
 
 
+def behind_gates(**reported: str) -> Object:
+    """Return a pod whose containers are ready and that two gates keep from being ready; keywords are their status."""
+    found = pod(**container(ready=True, started=True, state={"running": {"startedAt": START}}))
+    found["spec"]["readinessGates"] = [{"conditionType": "target-health"}, {"conditionType": "cloud"}]
+    (ready,) = (each for each in found["status"]["conditions"] if each["type"] == "Ready")
+    ready |= {"reason": "ReadinessGatesNotReady", "lastTransitionTime": START}
+    others = {"ContainersReady": "True", **reported}
+    found["status"]["conditions"] += [{"type": kind, "status": status} for kind, status in others.items()]
+    return found
+
+
+def test_the_readiness_gate_that_keeps_a_pod_from_being_ready_is_named() -> None:
+    assert "waits for the readiness gate target-health and cloud: see" in state_of(Pod(behind_gates()))
+    assert "waits for the readiness gate cloud: see" in state_of(Pod(behind_gates(**{"target-health": "True"})))
+    assert Pod(behind_gates()).is_starting
+    lost = behind_gates()
+    lost["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T05:00:00Z"
+    assert not Pod(lost).is_starting, "it was ready, and the gate has closed again"
+
+
+def test_a_pod_with_a_gate_whose_containers_are_not_ready_is_described_by_them() -> None:
+    loading = behind_gates()
+    loading["status"] |= container(state={"running": {"startedAt": START}})
+    loading["status"]["conditions"] = loading["status"]["conditions"][:-1]
+    assert "has been loading since" in state_of(Pod(loading))
+    assert Pod(loading).is_starting
+
+
 def test_a_node_that_does_not_respond_is_named() -> None:
     seen = pod(**container(ready=True, started=True, state={"running": {}}))
     seen["status"]["conditions"].append({"type": "ContainersReady", "status": "True"})

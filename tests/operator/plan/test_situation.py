@@ -29,4 +29,5 @@ def test_what_is_derived_follows_what_was_read() -> None:
 
 
 def test_observed_has_only_what_the_api_server_said() -> None:
-    assert [each.name for each in fields(Observed)] == ["resource", "children", "replica_sets", "pods", "fetch_pods"]
+    names = ["resource", "children", "replica_sets", "pods", "fetch_pods", "canary_pods", "name_holder"]
+    assert [each.name for each in fields(Observed)] == names

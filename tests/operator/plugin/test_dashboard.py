@@ -15,13 +15,13 @@ from fastgen_operator.plugin.commands.dashboard import serve
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.kubelet import Kubelet
+from harness.loopback import LOOPBACK
 from harness.space import Space, resource
 from support.browser import Page, browser_page
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.usefixtures("operator")]
 
-ADDRESS = "127.82.0.1"
 COLOURS = [(name, "--ground") for name in ("--ink", "--quiet", "--link", "--good", "--bad")]
 TEXT = "document.querySelector('main').innerText"
 FASTER = "const usual = setInterval; window.setInterval = (of, after) => usual(of, after / 5);"
@@ -29,7 +29,7 @@ FASTER = "const usual = setInterval; window.setInterval = (of, after) => usual(o
 
 @pytest.fixture
 def engine() -> Iterator[FakeEngine]:
-    started = FakeEngine(ADDRESS, prompt_rate=0.3 * PROMPT_RATE).start()
+    started = FakeEngine(next(LOOPBACK), prompt_rate=0.3 * PROMPT_RATE).start()
     yield started
     started.close()
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from fastgen_operator.objects.pod import Pod
-from fastgen_operator.plugin.cluster import Cluster, PluginError
+from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
 from fastgen_operator.plugin.commands.drain_test import add_arguments, run
 from fastgen_operator.plugin.main import _Parser
 from fastgen_operator.plugin.screen import Screen
@@ -22,6 +22,12 @@ from support.namespace import Object
 PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 ERROR = b'data: {"error": {"message": "the engine died"}}\n\n'
+# From a proxy, or cut.
+BROKEN = b'data: {"choices": [{"te\n\n'
+WORDS = b'data: {"error": "overloaded"}\n\n'
+
+
+ENDINGS = {"complete": PIECE + DONE, "error": ERROR, "cut": PIECE, "broken": BROKEN, "words": WORDS}
 
 
 class Pods:
@@ -51,7 +57,7 @@ class Pods:
                 if pod == "b":
                     pods.evicted.wait(0.3)
                 ending = pods.ending if pod == "b" and pods.evicted.is_set() else "complete"
-                self.wfile.write({"complete": PIECE + DONE, "error": ERROR, "cut": PIECE}[ending])
+                self.wfile.write(ENDINGS[ending])
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -115,6 +121,11 @@ def drain_test(pods: Pods, *flags: str) -> int:
         ("complete", ""),
         ("cut", "lost on pod b: the stream ended early, after 2 events"),
         ("error", "lost on pod b: error in the stream: the engine died"),
+        ("words", "lost on pod b: error in the stream: overloaded"),
+        (
+            "broken",
+            'lost on pod b: error in the stream: an event is not a JSON object: {"choices": [{"te',
+        ),
     ],
     indirect=["pods"],
 )
@@ -146,3 +157,13 @@ def test_nothing_is_evicted_without_consent_or_against_the_budget(pods: Pods) ->
     pods.names = []
     with pytest.raises(PluginError, match="no pod of chat is ready: see kubectl fastgen status chat"):
         drain_test(pods, "--yes")
+
+
+@pytest.mark.parametrize("pods", ["complete"], indirect=True)
+def test_a_key_that_no_client_can_send_is_reported_before_anything_is_evicted(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTGEN_API_KEY", "geh\u00e4im")
+    with pytest.raises(UsageError, match="FASTGEN_API_KEY: key 1 has a character other than printable ASCII"):
+        drain_test(pods, "--yes")
+    assert not pods.evicted.is_set()

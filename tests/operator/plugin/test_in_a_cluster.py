@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from harness.chart import SYSTEM
 from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.kubelet import Kubelet
+from harness.loopback import LOOPBACK
 from harness.probes import wait_rights
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -33,7 +33,6 @@ from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("operator")]
 
-ADDRESSES = (f"127.81.0.{n}" for n in count(1))
 CPU: Object = {"device": "cpu", "interTokenTarget": 200}
 
 
@@ -84,7 +83,7 @@ def test_a_decision_is_repeated_from_its_recorded_inputs(
     space.apply(resource(engine=CPU, autoscaling=autoscaling))
     engines = []
     for pod in space.wait_pods(2):
-        engines.append(FakeEngine(next(ADDRESSES), prompt_rate=0.3 * PROMPT_RATE).start())
+        engines.append(FakeEngine(next(LOOPBACK), prompt_rate=0.3 * PROMPT_RATE).start())
         kubelet.run(space, pod, engines[-1].address)
     try:
         space.wait_condition("ScalingActive", "True", "Active")
@@ -156,7 +155,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], S
             folder, options = tmp_path_factory.mktemp("server"), ("--served-model-name", "chat")
             environment = {"SCRIPT_STEP_SECONDS": "0.02"}
             return stack.enter_context(
-                serving(folder, *options, host=next(ADDRESSES), port=8000, environment=environment)
+                serving(folder, *options, host=next(LOOPBACK), port=8000, environment=environment)
             )
 
         yield start
@@ -180,7 +179,7 @@ def test_top_and_logs_show_all_pods_and_a_drain_test_loses_no_request(
     viewer, editor = user_with(space, "viewer", "view"), user_with(space, "editor", "edit")
     code, out, err = plugin("logs", "chat", "--tail", "1", user=viewer)
     assert (code, out) == (0, f"[{names[0]}] two\n")
-    assert err == f"[{names[1]}] no log: container engine of pod {names[1]} has no such log\n"
+    assert err == f"[{names[1]}] the log cannot be read: container engine of pod {names[1]} has no such log\n"
     with following(space) as lines:
         assert [next(lines), next(lines)] == [f"[{names[0]}] one\n", f"[{names[0]}] two\n"]
         kubelet.logs[names[0], "engine"].append("three")

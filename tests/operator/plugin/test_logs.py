@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fastgen_operator.objects.pod import Pod
-from fastgen_operator.plugin.cluster import Cluster
+from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.plugin.commands import logs
 from fastgen_operator.plugin.screen import Screen
 from harness.objects import container, pod
@@ -61,3 +61,27 @@ def test_each_start_of_a_container_is_followed_once_also_while_it_waits_to_resta
     with pytest.raises(KeyboardInterrupt):
         logs.run(options, cast(Cluster, Polls(*states)), Screen(written, {}))
     assert written.getvalue().splitlines() == [f"[chat-new-x] {line}" for line in lines]
+
+
+class Breaking(Polls):
+    """Its pods have a log of some lines, and then the connection fails."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__(RUNNING)
+        self.lines = lines
+
+    def log(self, pod: Pod, _: object) -> Iterator[str]:
+        yield from (f"{pod.name} line {n}" for n in range(self.lines))
+        raise PluginError("the connection failed: timed out")
+
+
+@pytest.mark.parametrize(("lines", "words"), [(0, "the log cannot be read"), (2, "the log breaks off here")])
+def test_an_error_says_whether_the_log_was_read_in_part(
+    lines: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    logs.add_arguments(parser)
+    stream = StringIO()
+    assert logs.run(parser.parse_args(["chat"]), cast(Cluster, Breaking(lines)), Screen(stream, {})) == 1
+    assert len(stream.getvalue().splitlines()) == lines
+    assert capsys.readouterr().err == f"[chat-new-x] {words}: the connection failed: timed out\n"

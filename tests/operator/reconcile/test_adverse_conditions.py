@@ -23,6 +23,7 @@ from harness.adverse import (
     silence,
 )
 from harness.engines import FakeEngine
+from harness.loopback import LOOPBACK
 from harness.process import OperatorProcess
 from harness.space import NOW, Space, resource
 from support.namespace import Object
@@ -306,7 +307,7 @@ def test_nothing_is_written_to_a_namespace_that_is_being_deleted(space: Space, o
 
 
 def test_a_scale_down_deletes_the_pods_with_the_fewest_tokens_in_flight(space: Space) -> None:
-    backlogs = {"127.66.0.1": 700.0, "127.66.0.2": 20.0, "127.66.0.3": 0.0}
+    backlogs = {next(LOOPBACK): backlog for backlog in (700.0, 20.0, 0.0)}
     space.apply(resource(replicas=3))
     pods = sorted(space.wait_pods(3), key=lambda pod: str(pod["metadata"]["name"]))
     with contextlib.ExitStack() as stack:

@@ -38,24 +38,21 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def start(proxy: Proxy, space: Space, tmp_path: Path) -> Iterator[Start]:
+def start(proxy: Proxy, space: Space, tmp_path: Path, operators: list[OperatorProcess]) -> Start:
     """Start an operator behind the proxy, in the test's namespace. It relists only after minutes."""
-    started: list[OperatorProcess] = []
 
     def start(*arguments: str, wait: bool = True) -> OperatorProcess:
         defaults = ("--namespace", space.name, "--request-seconds", "1.5", "--relist-seconds", "300")
         kubeconfig = proxy.kubeconfig(tmp_path / "kubeconfig")
         operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", (*defaults, *arguments))
-        started.append(operator)
+        operators.append(operator)
         if wait:
             operator.start()
         else:
             operator.launch()
         return operator
 
-    yield start
-    for operator in started:
-        operator.abandon()
+    return start
 
 
 def wait_served(space: Space, count: int = 1) -> None:

@@ -288,6 +288,8 @@ def test_a_child_that_is_deleted_again_and_again_is_held_and_reported() -> None:
     assert [name for name, _ in fake.calls].count("apply") == FREE_RESTORES + 1
     assert problem is not None
     assert "another writer keeps deleting Deployment chat" in problem.message
+    assert "to find the other writer, look for a controller or policy that cleans up" in problem.message
+    assert "managed-fields" not in problem.message
 
 
 @dataclass
@@ -311,6 +313,8 @@ def test_a_fingerprint_that_a_webhook_rewrites_is_reported_at_once_and_not_writt
     assert problem is not None
     assert problem.reason == "Contended"
     assert "rewrites metadata.annotations[fastgen.dev/applied] of Deployment chat in every write" in problem.message
+    assert "mutatingwebhookconfigurations" in problem.message
+    assert "mutatingadmissionpolicies" in problem.message
     for _ in range(FREE_RESTORES + 5):
         work.run(plan, seen)
     assert [name for name, _ in fake.calls].count("annotate") == FREE_RESTORES

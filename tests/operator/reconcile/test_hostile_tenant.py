@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from harness.engines import FakeEngine
 from harness.fluid import PROMPT_RATE
 from harness.hostile_engines import FAULTS
 from harness.hostile_tenant import Tenant
+from harness.loopback import LOOPBACK
 from harness.process import OperatorProcess
 from harness.space import Space, resource, running
 from support.forking import Forked, fork_server
@@ -33,7 +33,6 @@ LIMIT = yaml.safe_load((CHART / "values.yaml").read_text())["operator"]["resourc
 PATIENCE = ("--retry-seconds", "1", "--retry-limit-seconds", "60", "--resync-seconds", "30", "--relist-seconds", "300")
 # Deleted in turn: the operator restores one child five times within an hour at once, then with a backoff.
 CHILDREN = ("service", "networkpolicy", "poddisruptionbudget")
-ADDRESSES = (f"127.78.0.{n}" for n in count(1))
 
 Times = dict[str, float]
 
@@ -62,7 +61,7 @@ class Good:
         for pod in self.space.pods():
             name = pod["metadata"]["name"]
             if name not in self.engines:
-                engine = FakeEngine(next(ADDRESSES), prompt_rate=0.1 * PROMPT_RATE, backlog=60_000).start()
+                engine = FakeEngine(next(LOOPBACK), prompt_rate=0.1 * PROMPT_RATE, backlog=60_000).start()
                 self.engines[name] = engine
                 serve_pod(self.space, pod, engine.address)
         reason = self.space.condition("Ready").get("reason")
@@ -104,7 +103,7 @@ def serve_pod(space: Space, pod: Object, address: str) -> None:
 def serve_hostile_pods(space: Space, log: Path) -> Forked:
     """Put hostile engines behind all pods of the tenant. Return their process."""
     names = [(pod, pod["metadata"]["labels"]["fastgen.dev/deployment"]) for pod in space.items("pods")]
-    served = [(pod, name, next(ADDRESSES)) for pod, name in names if name != "chat"]
+    served = [(pod, name, next(LOOPBACK)) for pod, name in names if name != "chat"]
     assert len(served) >= len(FAULTS), "an engine of each fault"
     arguments = [f"{address}={name}" for _, name, address in served]
     process = fork_server("harness.hostile_engines").start(arguments, log)

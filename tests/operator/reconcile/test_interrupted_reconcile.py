@@ -59,6 +59,10 @@ class FakeCluster:
         del key
         return [copy.deepcopy(child) for (name, _), child in self.objects.items() if name == kind.name]
 
+    def holder(self, resource: Object) -> Key | None:
+        del resource
+        return None
+
     def pods(self, key: Key) -> list[Pod]:
         return [Pod(pod) for pod in self.owned(POD, key)]
 

@@ -32,18 +32,6 @@ UNUSABLE: dict[str, tuple[Object, str]] = {
         {"podTemplate": {"spec": {"volumes": [{"name": "Not_A_Name", "emptyDir": {}}]}}},
         "spec.podTemplate.spec.volumes[",
     ),
-    "a toleration with two meanings": (
-        {"scheduling": {"tolerations": [{"operator": "Exists", "value": "x"}]}},
-        "spec.scheduling.tolerations[0].operator: Invalid value",
-    ),
-    "a constraint that stands there twice": (
-        {"scheduling": {"topologySpreadConstraints": [{"topologyKey": "zone"}, {"topologyKey": "zone"}]}},
-        "spec.scheduling.topologySpreadConstraints: duplicate entries",
-    ),
-    "a class whose name no class can have": (
-        {"scheduling": {"priorityClassName": "High"}},
-        "spec.scheduling.priorityClassName: Invalid value",
-    ),
     "an unknown resource": ({"resources": {"limits": {"gpus": "1"}}}, "spec.resources.limits[gpus]: Invalid value"),
     "a merge that cannot be done": (
         {"podTemplate": {"spec": {"containers": [{"name": "engine", "$patch": "delete"}]}}},

@@ -141,13 +141,20 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 def test_a_ready_resource_without_a_change_is_not_planned_again(plans: list[Plan]) -> None:
     world = serving()
     plans.clear()
+
+    def counted(name: str) -> float:
+        return world.reconciler.metrics.registry.get_sample_value(f"fastgen_operator_{name}") or 0
+
+    reconciles = counted("reconcile_seconds_count")
+    assert reconciles > 0
+    skipped = counted("skipped_reconciles_total")
     for _ in range(3):
         world.now += timedelta(seconds=30)
         world.reconciler.reconcile(KEY)
         assert world.reconciler.unsettled([KEY]) == []
     assert plans == []
-    counted = world.reconciler.metrics.registry.get_sample_value("fastgen_operator_reconcile_seconds_count")
-    assert counted == 3, "an alert watches that reconciles go on"
+    assert counted("skipped_reconciles_total") == skipped + 6, "an alert watches that reconciles or checks go on"
+    assert counted("reconcile_seconds_count") == reconciles, "checks would hide how long reconciles take"
 
 
 def test_a_ready_resource_that_a_webhook_rewrites_is_not_planned_again(plans: list[Plan]) -> None:
@@ -206,6 +213,18 @@ def test_any_change_is_planned(change: str, plans: list[Plan]) -> None:
     world.reconciler.reconcile(KEY)
     assert plans == []
     CHANGES[change](world)
+    assert world.reconciler.unsettled([KEY]) == [KEY]
+    world.reconciler.reconcile(KEY)
+    assert len(plans) >= 1
+
+
+def test_another_holder_of_the_models_name_at_the_gateway_is_planned(plans: list[Plan]) -> None:
+    world = serving(gateway={"expose": True})
+    plans.clear()
+    world.reconciler.reconcile(KEY)
+    assert plans == []
+    # It was created at the same time, and its name comes first.
+    world.put(FASTGEN, stored("a", model={"source": "file:///m", "servedName": "chat"}, gateway={"expose": True}))
     assert world.reconciler.unsettled([KEY]) == [KEY]
     world.reconciler.reconcile(KEY)
     assert len(plans) >= 1

@@ -30,22 +30,19 @@ def proxy(plane: ControlPlane) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def start(proxy: Proxy, space: Space, tmp_path: Path) -> Iterator[Start]:
+def start(proxy: Proxy, space: Space, tmp_path: Path, operators: list[OperatorProcess]) -> Start:
     """Start operators behind the proxy, by default in the test's namespace. They relist only after minutes."""
-    started: list[OperatorProcess] = []
 
     def start(*arguments: str, namespaces: tuple[str, ...] = (space.name,), **more: Any) -> OperatorProcess:
         watched = (each for name in namespaces for each in ("--namespace", name))
         defaults = (*watched, "--request-seconds", "1.5", "--relist-seconds", "300")
         kubeconfig = proxy.kubeconfig(tmp_path / "kubeconfig")
         operator = OperatorProcess(kubeconfig, tmp_path / "operator.log", (*defaults, *arguments), **more)
-        started.append(operator)
+        operators.append(operator)
         operator.start()
         return operator
 
-    yield start
-    for operator in started:
-        operator.abandon()
+    return start
 
 
 def serve(space: Space, name: str = "chat") -> None:
@@ -192,8 +189,13 @@ def test_a_watch_that_ends_with_an_error_is_opened_again(code: int, proxy: Proxy
     eventually(lambda: len(ended) >= 10, within=20, what="an error in all watches")
     scale(space, 2)
     scale(space, 1)
-    opened = [request.path for request, _ in proxy.arrivals if request.is_watch]
-    assert all(opened.count(path) >= 3 for path in ended)
+
+    def opened_again() -> bool:
+        opened = [request.path for request, _ in proxy.arrivals if request.is_watch]
+        return all(opened.count(path) >= 3 for path in ended)
+
+    # Each watch waits for its own pause before it is opened again.
+    eventually(opened_again, within=20, what="all watches, opened again")
     assert operator.is_healthy()
     assert "Traceback" not in operator.log.read_text()
 
@@ -265,7 +267,7 @@ def test_an_optional_kind_whose_conversion_webhook_is_dead_stops_no_other(
     }
     plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(crd))
     try:
-        plane.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}", "--timeout=30s")
+        plane.wait_for_crds(crd["metadata"]["name"])
         eventually(lambda: space.apply(old), within=20, what="an object of the old version")
         # The API server tries the webhook several times.
         operator = start("--request-seconds", "20")

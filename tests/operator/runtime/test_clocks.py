@@ -37,23 +37,20 @@ def clock(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
+def start(plane: ControlPlane, space: Space, tmp_path: Path, operators: list[OperatorProcess]) -> Start:
     """Start operators with leader election in the test's namespace, each with a clock of its own."""
     plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
-    started: list[OperatorProcess] = []
     credentials = operator_kubeconfig(plane)
 
     def start(ahead: Path | None = None, *election: str) -> OperatorProcess:
-        log = tmp_path / f"operator{len(started)}.log"
+        log = tmp_path / f"operator{len(operators)}.log"
         place = ("--namespace", space.name)
         operator = OperatorProcess(credentials, log, place, election=(*PLACE, *election), ahead=ahead)
-        started.append(operator)
+        operators.append(operator)
         operator.start()
         return operator
 
-    yield start
-    for operator in started:
-        operator.abandon()
+    return start
 
 
 @pytest.fixture

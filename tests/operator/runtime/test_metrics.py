@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fastgen_operator.autoscale.decision import Decision, Hold, Sizing
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics
 
@@ -63,6 +64,21 @@ def test_the_recommendation_is_exported_while_there_is_one() -> None:
     assert series(metrics, "recommended_replicas") == [({}, 3)]
     metrics.set_recommended(KEY, None)
     assert series(metrics, "recommended_replicas") == []
+
+
+def test_an_unknown_load_is_absent_and_an_idle_fleet_has_none() -> None:
+    metrics = Metrics()
+    idle, unreachable = [({}, 0)], Hold("GatewayUnreachable", "timed out")
+    for decision, exported in (
+        (Decision(1), []),
+        (Decision(1, sizing=Sizing(0.0, 1000.0, 0.7, 0.0)), idle),
+        (Decision(0, hold=unreachable), []),
+        (Decision(0), idle),
+    ):
+        metrics.set_load(KEY, decision.load)
+        assert series(metrics, "scaling_load_replicas") == exported
+    metrics.set_load(KEY, None)
+    assert series(metrics, "scaling_load_replicas") == []
 
 
 def test_a_resource_without_engines_has_no_scrape_age() -> None:

@@ -278,6 +278,26 @@ def test_a_job_runs_only_pods_of_its_resource(thief: ApiServer, owner: Object) -
     assert "may not choose the selector" in dry(thief, JOB, taking)
 
 
+def test_a_canary_has_only_pods_of_its_resource(thief: ApiServer, owner: Object) -> None:
+    made, own = children(owner), {"fastgen.dev/deployment": "chat_canary"}
+    canary = changed(made[DEPLOYMENT], ("metadata", "name"), "chat-canary")
+    canary = changed(canary, ("spec", "selector"), {"matchLabels": own})
+    canary = changed(canary, ("spec", "template", "metadata", "labels", "fastgen.dev/deployment"), "chat_canary")
+    service = changed(made[SERVICE], ("metadata", "name"), "chat-canary")
+    service = changed(service, ("spec", "selector"), own)
+    policy = changed(made[NETWORK_POLICY], ("metadata", "name"), "chat.canary")
+    policy = changed(policy, ("spec", "podSelector"), {"matchLabels": own})
+    for kind, manifest in ((DEPLOYMENT, canary), (SERVICE, service), (NETWORK_POLICY, policy)):
+        assert dry(thief, kind, manifest) == "", kind.name
+        assert "with the name of" in dry(thief, kind, changed(manifest, ("metadata", "name"), "mine-canary")), kind.name
+    budget = changed(made[POD_DISRUPTION_BUDGET], ("metadata", "name"), "chat-canary")
+    assert "with the name of" in dry(thief, POD_DISRUPTION_BUDGET, budget)
+    other = {"fastgen.dev/deployment": "payments_canary"}
+    assert "select and create pods" in dry(thief, SERVICE, changed(service, ("spec", "selector"), other))
+    secret = changed(canary, (*POD_SPEC, "volumes", END), SECRET_VOLUME)
+    assert "does not name a volume" in dry(thief, DEPLOYMENT, secret)
+
+
 def test_objects_of_others_are_neither_changed_adopted_nor_deleted(
     thief: ApiServer, owner: Object, space: Space
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,24 +30,21 @@ Start = Callable[..., OperatorProcess]
 
 
 @pytest.fixture
-def start(plane: ControlPlane, space: Space, tmp_path: Path) -> Iterator[Start]:
-    """Yield a function that starts operators with leader election in the test's namespace; end them afterwards."""
+def start(plane: ControlPlane, space: Space, tmp_path: Path, operators: list[OperatorProcess]) -> Start:
+    """Return a function that starts operators with leader election in the test's namespace."""
     plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
-    started: list[OperatorProcess] = []
     credentials = operator_kubeconfig(plane)
 
     def start(*terms: str, kubeconfig: Path | None = None) -> OperatorProcess:
-        log = tmp_path / f"operator{len(started)}.log"
+        log = tmp_path / f"operator{len(operators)}.log"
         operator = OperatorProcess(
             kubeconfig or credentials, log, ("--namespace", space.name), election=(*PLACE, *terms)
         )
-        started.append(operator)
+        operators.append(operator)
         operator.start()
         return operator
 
-    yield start
-    for operator in started:
-        operator.abandon()
+    return start
 
 
 def lease(space: Space) -> Object:
@@ -73,9 +70,7 @@ def test_a_leader_stopped_with_sigterm_hands_over_without_waiting_for_its_lease(
     second = start()
     assert second.probe("healthz").status_code == 200
     assert not second.leads(), "one that stands by is ready, and does not lead"
-    space.apply(resource())
-    space.make_ready()
-    space.wait_condition("Ready", "True", "AllReplicasReady")
+    space.serve()
     assert second.writes() == {}
     began = time.monotonic()
     assert first.stop() == 0
@@ -133,21 +128,19 @@ def test_a_leader_paused_beyond_its_lease_changes_nothing_when_it_resumes(
         space.apply(resource())
         wait_leads(second, within=30)
         proxy.before_response, proxy.rule = lambda *_: None, lambda _: None
-        space.make_ready()
-        space.wait_condition("Ready", "True", "AllReplicasReady")
+        space.complete()
         second.let_resyncs_pass(2)
         versions = space.versions()
         seen = len(proxy.responses)
         first.resume()
-        resumed.set()
         assert first.ending(within=10) == 1
+        resumed.set()  # the write that is on its way arrives after the process has ended
 
         def late() -> list[tuple[str, int]]:
             return [
                 (request.path, status) for request, status in proxy.responses[seen:] if is_of_the_reconcile(request)
             ]
 
-        # The process has ended, but the API server may not have answered the write that was held.
         if point == "on its way":
             eventually(late, within=20, what="the response to the write that was held", every=0.1)
         # The check of the lease stops most writes. What passed it before the pause names an old version.

@@ -11,19 +11,22 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.supply import LoadingStage
-from fastgen_operator.kinds import DEPLOYMENT, Object
+from fastgen_operator.kinds import DEPLOYMENT, Key, Object
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pod_failures import Failure
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.plan.subject import subject_of
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge_conditions
+from fastgen_operator.status.conditions.exposed import EXPOSED
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
 from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
+from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE
 from fastgen_operator.status.conditions.table import ORDER, all_conditions, unread_conditions
 from fastgen_operator.status.conditions.template_unmodified import TEMPLATE_UNMODIFIED
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT
@@ -73,6 +76,15 @@ def growing(*pods: Object, **spec: Any) -> Situation:
     """Return a fleet with minReplicas 1 that the autoscaler scales to two replicas."""
     owner = stored(autoscaling={"minReplicas": 1, "maxReplicas": 4}, **spec)
     return situation(observed(*pods, owner=owner), decision=Decision(2))
+
+
+def exposed(
+    *pods: Object, minimum: int = 0, wanted: int | None = 0, has_gateway: bool = True, holder: Key | None = None
+) -> Situation:
+    """Return a fleet with minReplicas 0 behind the gateway, for which the autoscaler wants this many replicas."""
+    owner = stored(autoscaling={"minReplicas": minimum, "maxReplicas": 4}, gateway={"expose": True})
+    seen = replace(observed(*pods, owner=owner), name_holder=holder)
+    return situation(seen, decision=None if wanted is None else Decision(wanted), has_gateway=has_gateway)
 
 
 # A model that each pod downloads, and the status of a pod that has it.
@@ -260,6 +272,32 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
         "False",
         "PodsFailed",
         "3 pods were evicted or rejected by their nodes; pod chat-new-2: Evicted: The node was low",
+    ),
+    (
+        "evictions without a successor",
+        observed(*(pod(name=str(n), **EVICTED) for n in range(3)), replicas=0, updatedReplicas=0),
+        PROGRESSING,
+        "False",
+        "PodsFailed",
+        "3 pods were evicted or rejected by their nodes",
+    ),
+    (
+        "evictions, and no successor is allowed",
+        observed(*(pod(name=str(n), **EVICTED) for n in range(3)), replicas=0, updatedReplicas=0, **REFUSED),
+        PROGRESSING,
+        "False",
+        "ReplicaFailure",
+        "exceeded quota",
+    ),
+    (
+        "evictions before the fleet was scaled to 0",
+        observed(
+            *(pod(name=str(n), **EVICTED) for n in range(3)), owner=stored(replicas=0), replicas=0, updatedReplicas=0
+        ),
+        PROGRESSING,
+        "True",
+        "RollingOut",
+        "",
     ),
     (
         "evictions in the past",
@@ -590,6 +628,29 @@ TABLE: list[tuple[str, Observed | Situation, str, str, str, str]] = [
         "0 of 2",
     ),
     ("nothing wanted", observed(owner=stored(replicas=0)), AVAILABLE, "True", "ScaledToZero", "no requests are served"),
+    ("idle", exposed(), AVAILABLE, "True", "ScaledToZero", "the gateway holds the next request"),
+    ("idle, so nothing to schedule", exposed(), PODS_SCHEDULED, "True", "ScaledToZero", "0 replicas"),
+    ("idle by the load", exposed(), SCALING_ACTIVE, "True", "Active", "starts when the gateway holds a request"),
+    ("woken, and not ready", exposed(pod(), wanted=1), AVAILABLE, "False", "ReplicasNotReady", "0 of 1"),
+    ("woken, and ready", exposed(pod(ready=True), wanted=1), AVAILABLE, "True", "AllReplicasReady", "1 of 1"),
+    (
+        "woken without a free GPU",
+        exposed(pod(scheduled=NO_MEMORY), wanted=1),
+        READY,
+        "False",
+        "Unschedulable",
+        "Insufficient memory",
+    ),
+    ("alone with its name", exposed(holder=("space", "chat")), EXPOSED, "True", "ModelRouted", "for model chat"),
+    (
+        "younger than another of its name",
+        exposed(holder=("other", "first")),
+        EXPOSED,
+        "False",
+        "ModelNameTaken",
+        "go to the older FastGenDeployment other/first: set another spec.model.servedName, or ask for model space/chat",
+    ),
+    ("without a gateway", exposed(has_gateway=False), EXPOSED, "False", "NoGateway", "until then, one replica runs"),
 ]
 
 
@@ -611,10 +672,20 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
     status = {**seen.deployment.obj["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment.obj, "status": status})
     conditions = all_conditions(situation(seen), None)
-    # ModelCached does not depend on the Deployment. Two conditions are absent without podTemplate and foreign fields.
+    # ModelCached does not depend on the Deployment. Three are absent without podTemplate, foreign fields and gateway.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
-    del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED]
+    del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED], expected[EXPOSED]
     assert {kind: condition.status for kind, condition in conditions.items()} == expected
+
+
+def test_minreplicas_0_counts_as_1_without_a_gateway() -> None:
+    """A spec that no gateway serves would otherwise never get a replica."""
+    fresh = Observed(stored(autoscaling={"minReplicas": 0, "maxReplicas": 4}, gateway={"expose": True}))
+    assert situation(fresh, has_gateway=True).desired_replicas == 0, "a new resource waits for its first request"
+    assert situation(fresh).desired_replicas == 1
+    assert exposed(wanted=0, has_gateway=False).desired_replicas == 1
+    assert subject_of(exposed(), 5.0).scales_to_zero
+    assert not subject_of(exposed(has_gateway=False), 5.0).scales_to_zero
 
 
 def paused(seen: Observed) -> Observed:

@@ -26,7 +26,7 @@ CAPACITY = DOCS / "capacity.md"
 # Functions that create a reason, and the argument that contains it.
 MAKERS = {
     **{"Condition": 1, "true": 0, "false": 0, "unknown": 0},
-    **{"Problem": 0, "Failure": 0, "Hold": 0, "Limit": 0, "Change": 0},
+    **{"Problem": 0, "Failure": 0, "Rollback": 0, "Hold": 0, "Limit": 0, "Change": 0},
 }
 REASON = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*")
 

@@ -38,6 +38,7 @@ class Demand:
         slow, fast: arrival rate averaged over `SLOW_SECONDS` and `FAST_SECONDS`.
         requests: sums from which the mean request follows.
         time: time of the last update of the averages.
+        rate: arrival rate since the scrape before, not averaged; None if the last scrape has measured none.
     """
 
     replicas: Mapping[str, ReplicaLoad]
@@ -46,6 +47,7 @@ class Demand:
     fast: Average = field(default_factory=lambda: Average(FAST_SECONDS))
     requests: RequestSums = field(default_factory=RequestSums)
     time: float = -math.inf
+    rate: float | None = None
 
     @property
     def is_known(self) -> bool:
@@ -85,4 +87,5 @@ class Demand:
         rate = arriving * requests.work_per_prompt_token
         seconds = now - self.time if self.is_known else scrape_seconds
         slow, fast = self.slow.add(rate, seconds), self.fast.add(rate, seconds)
-        return Demand(replicas, first_seen, slow, fast, requests, now)
+        measured = rate if any(rates.seconds for rates in new) else None
+        return Demand(replicas, first_seen, slow, fast, requests, now, measured)

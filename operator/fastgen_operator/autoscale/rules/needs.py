@@ -104,7 +104,12 @@ def explain_missing(fleet: Fleet, speeds: ReplicaSpeeds) -> Change:
 
 def start_seconds(fleet: Fleet) -> float:
     """Return the expected seconds from the assignment of a node to ready."""
-    return max(_LEAST_START_SECONDS, fleet.start_seconds or _DEFAULT_START_SECONDS)
+    return expected_start(fleet.start_seconds)
+
+
+def expected_start(learned: float | None) -> float:
+    """Return the expected seconds of a start of which `learned` is the usual time, if it is known."""
+    return max(_LEAST_START_SECONDS, learned or _DEFAULT_START_SECONDS)
 
 
 def _kv_cache(fleet: Fleet, used: float) -> Need:

@@ -14,7 +14,7 @@ from fastgen_operator.autoscale.decision import Change, Decision, Hold, Limit, S
 from fastgen_operator.autoscale.measure.averages import WindowMaximum
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.measure.demand import Demand
-from fastgen_operator.autoscale.measure.rates import ReplicaLoad
+from fastgen_operator.autoscale.measure.quiet import Quiet
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rules.dry_run import DryRun
 from fastgen_operator.autoscale.rules.headroom import derived_utilization
@@ -49,7 +49,8 @@ class State:
     Attributes:
         since: time of the first metrics. Within one scale-up (scale-down) window after it, the load adds (removes)
             no replicas.
-        replicas: last decision; 0 before the first one.
+        replicas: last decision; 0 before the first one, and if it was to have no replica.
+        is_idle: whether the last decision was to have no replica.
         change: reason for `replicas`.
         demand: measured demand.
         speeds: estimated capacity of each replica, and their median.
@@ -62,10 +63,13 @@ class State:
         scale_down_window: the learned scale-down window.
         scalings: recent changes of `replicas`, as far as rate limits need them.
         dry_run: the latest recommendations of a dry run.
+        quiet: since when the replicas have had no work, if the last one may be removed.
+        unheard_since: since when the gateway cannot be asked; infinite while it can.
     """
 
     since: float = math.inf
     replicas: int = 0
+    is_idle: bool = False
     change: Change | None = None
     demand: Demand = field(default_factory=lambda: Demand(replicas={}, first_seen={}))
     speeds: ReplicaSpeeds = field(default_factory=ReplicaSpeeds)
@@ -78,6 +82,12 @@ class State:
     scale_down_window: ScaleDownWindow = field(default_factory=ScaleDownWindow)
     scalings: tuple[Scaling, ...] = ()
     dry_run: DryRun = field(default_factory=DryRun)
+    quiet: Quiet = field(default_factory=Quiet)
+    unheard_since: float = math.inf
+
+    def last(self, fleet: Fleet) -> int:
+        """Return the replicas of the last decision, those of the fleet before the first one."""
+        return 0 if self.is_idle else self.replicas or fleet.replicas
 
 
 def measure(policy: Policy, state: State, fleet: Fleet, now: float) -> State:
@@ -92,7 +102,7 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
     state = _within_bounds(policy, measure(policy, state, fleet, now), fleet.replicas)
     demand, speeds = state.demand, state.speeds
     fresh, loaded = demand.fresh(fleet, now, policy.scrape_seconds)
-    hold = _missing_data(fleet, fresh, loaded, policy)
+    hold = _missing_data(fleet, len(fresh), loaded, policy)
     if hold is not None:
         return Decision(state.replicas, state.change, hold), state
     if now < state.since:
@@ -108,7 +118,7 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
         hold = Hold("CapacityUnknown", "the engines have not measured their speed yet")
         return Decision(state.replicas, state.change, hold), state
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, policy)
-    return _decide(policy, state, fleet, needs, now)
+    return apply_needs(policy, state, fleet, needs, now)
 
 
 def _within_bounds(policy: Policy, state: State, present: int) -> State:
@@ -116,27 +126,36 @@ def _within_bounds(policy: Policy, state: State, present: int) -> State:
     allowed = policy.within_bounds(before)
     if allowed == before:
         return state if state.replicas else replace(state, replicas=present)
+    if policy.schedule and before < allowed:
+        return replace(state, replicas=allowed, change=Change("ScheduleStarted", policy.schedule))
+    if policy.learned and before < allowed:
+        return replace(state, replicas=allowed, change=Change("FloorLearned", policy.learned))
     message = f"{counted(before)} outside the bounds {policy.min_replicas} to {policy.max_replicas}"
     return replace(state, replicas=allowed, change=Change("BoundsChanged", message))
 
 
-def _missing_data(fleet: Fleet, fresh: dict[str, ReplicaLoad], loaded: int, policy: Policy) -> Hold | None:
-    """Return a hold if there are too few metrics for a decision."""
-    ready = len(fleet.ready)
-    if not ready:
+def _missing_data(fleet: Fleet, fresh: int, loaded: int, policy: Policy) -> Hold | None:
+    """Return a hold if there are too few metrics for a decision.
+
+    Args:
+        fresh: replicas with fresh metrics.
+        loaded: replicas that receive load: the ready ones, except those too new to have metrics.
+    """
+    if not fleet.ready:
         return Hold("NoReadyReplicas", "no replica is ready, so the load cannot be measured")
     if not any(name in fleet.samples for name in fleet.ready):
         return Hold("NoMetrics", "no ready replica has returned usable metrics yet")
-    if not fresh or loaded - len(fresh) > loaded / 2:
+    if not fresh or loaded - fresh > loaded / 2:
+        besides = ", not counting new ones," if loaded < len(fleet.ready) else ""
+        silent = f"more than half of {loaded} ready replicas{besides} have" if fresh else "no ready replica has"
+        usable = "no usable" if fresh else "usable"
         seconds = MISSED_SCRAPES * policy.scrape_seconds
-        return Hold(
-            "MetricsStale",
-            f"more than half of {ready} ready replicas have returned no usable metrics for {seconds:g} s",
-        )
+        return Hold("MetricsStale", f"{silent} returned {usable} metrics for {seconds:g} s")
     return None
 
 
-def _decide(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float) -> tuple[Decision, State]:
+def apply_needs(policy: Policy, state: State, fleet: Fleet, needs: list[Need], now: float) -> tuple[Decision, State]:
+    """Return the decision that follows from the needs of a measured fleet, and the state for the next one."""
     missing = missing_replicas(fleet, state.speeds, state.replicas)
     up = _whole(max(need.up for need in needs) + missing)
     # Failing pods do not count here: they are kept only until others are ready in their place.
@@ -220,6 +239,8 @@ def _limit(policy: Policy, state: State, fleet: Fleet) -> Limit | None:
         return Limit("TooManyReplicas", message)
     if max(1, _whole(state.down_needs.value)) < policy.min_replicas:
         message = f"the load requires fewer than minReplicas, {policy.min_replicas}"
+        if raised := policy.schedule or policy.learned:
+            message = f"the load requires fewer: {raised}"
         return Limit("TooFewReplicas", message)
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from fastgen_operator.api.autoscaling import Autoscaling, Schedule
-from fastgen_operator.autoscale.decision import Change, Decision, Limit, counted
+from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.policy import Policy
 
 # More than any daylight-saving change: near one, cronsim would start from an ambiguous local time.
@@ -127,20 +127,9 @@ def fault_of(schedule: Schedule) -> str | None:
 
 def with_floor(policy: Policy, floor: Floor | None) -> Policy:
     """Return the policy with minReplicas raised to the floor, up to maxReplicas."""
-    if floor is None:
+    if floor is None or floor.replicas <= policy.min_replicas:
         return policy
-    return replace(policy, min_replicas=min(policy.max_replicas, max(policy.min_replicas, floor.replicas)))
-
-
-def explained(decision: Decision, floor: Floor | None) -> Decision:
-    """Return the decision, with the schedule as its reason if the floor is the bound."""
-    if floor is None or decision.replicas != floor.replicas:
-        return decision
-    if decision.change is not None and decision.change.reason == "BoundsChanged":
-        decision = replace(decision, change=Change("ScheduleStarted", str(floor)))
-    if decision.limit is not None and decision.limit.reason == "TooFewReplicas":
-        decision = replace(decision, limit=Limit("TooFewReplicas", f"the load requires fewer: {floor}"))
-    return decision
+    return policy.raised(min(policy.max_replicas, floor.replicas), schedule=str(floor))
 
 
 def _end(schedule: Schedule, zone: ZoneInfo, began: datetime) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -11,12 +12,22 @@ from fastgen_operator.autoscale.sample import SAMPLE_METRICS, Metric, Sample, St
 
 # Why a scrape failed; a label of the counter of failed scrapes.
 UnusableReason = Literal[
-    "Unreachable", "TimedOut", "BadStatus", "TooLarge", "NotMetrics", "Incomplete", "OtherModel", "BadValue"
+    "Unreachable",
+    "TimedOut",
+    "BadStatus",
+    "TooLarge",
+    "NotMetrics",
+    "Incomplete",
+    "OtherModel",
+    "BadValue",
+    "NotDemand",
 ]
 
 # No counter of tokens or requests gets near this.
 _LARGEST: Final = 1e15
 _LARGEST_RATIO: Final = 1 + 1e-6
+# A smaller number, as a fit of step times may report, counts as 0: dividing by it could overflow.
+_SMALLEST: Final = 1e-15
 _PREFIX: Final = "fastgen_"
 # Bounds of what is parsed. prometheus_client's parser takes time that grows with the square of a line's length. An
 # engine's lines have 120 characters and the model's name.
@@ -51,12 +62,18 @@ def parse_sample(text: str, model_name: str, time: float) -> Sample:
             value is impossible.
     """
     values = _usual_values(text, model_name) or _values(text, model_name)
-    for (name, _), value in values.items():
-        if not 0 <= value < (_LARGEST_RATIO if name.endswith("_ratio") else _LARGEST):
-            raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
+    values = checked(values)
     fields = {field: values[key] for key, field in SAMPLE_METRICS.items()}
     coefficients = StepCoefficients(*(values.get(key, 0.0) for key in _COEFFICIENTS))
     return Sample(time=time, step_model=coefficients, **fields)
+
+
+def checked(values: Mapping[Metric, float]) -> dict[Metric, float]:
+    """Return the values, with zero for the smallest ones; raise UnusableError if one is impossible."""
+    for (name, _), value in values.items():
+        if not 0 <= value < (_LARGEST_RATIO if name.endswith("_ratio") else _LARGEST):
+            raise UnusableError("BadValue", f"{_PREFIX}{name} is {value}")
+    return {key: value if value >= _SMALLEST else 0.0 for key, value in values.items()}
 
 
 def _usual_values(text: str, model_name: str) -> dict[Metric, float] | None:
@@ -87,7 +104,23 @@ def _usual_heads(model_name: str) -> dict[str, Metric]:
 
 def _values(text: str, model_name: str) -> dict[Metric, float]:
     """Return all values, parsed by prometheus_client. Raises as `parse_sample` does."""
-    lines = [line for line in text.split("\n") if line.partition("{")[0] in _NAMES]
+    values = parse_values(text, model_name, _NAMES)
+    for key in _METRICS:
+        if key not in values and key not in _OPTIONAL:
+            raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
+    return values
+
+
+def parse_values(text: str, model_name: str, names: Collection[str]) -> dict[Metric, float]:
+    """Return the values of metrics that have at most one label besides model_name.
+
+    Args:
+        names: of the metrics, with the prefix.
+
+    Raises:
+        UnusableError: these are not an engine's metrics, or they are too large or of another model.
+    """
+    lines = [line for line in text.split("\n") if line.partition("{")[0] in names]
     if not lines:
         raise UnusableError("NotMetrics", "the response contains no engine metrics")
     if (longest := max(map(len, lines))) > _LONGEST_LINE:
@@ -107,7 +140,4 @@ def _values(text: str, model_name: str) -> dict[Metric, float]:
         if model != model_name:
             raise UnusableError("OtherModel", f"the replica serves model {model!r}, not {model_name!r}")
         values[sample.name.removeprefix(_PREFIX), "".join(labels.values())] = sample.value
-    for key in _METRICS:
-        if key not in values and key not in _OPTIONAL:
-            raise UnusableError("Incomplete", f"metric {_PREFIX}{key[0]} is missing")
     return values

@@ -11,10 +11,10 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
 from yarl import URL
@@ -43,6 +43,9 @@ class Target:
 
 
 Scraped = Sample | UnusableError
+T = TypeVar("T")
+# Reads the metrics of the replica of a model, scraped at a monotonic time.
+_Parser = Callable[[str, str, float], T]
 
 # What an engine that loads says it does, and how many percent of it are done, such as `loading weights 43 %`.
 _STAGE: Final = re.compile(r"([a-z][a-z -]{0,38}[a-z]) ([0-9]{1,3}) %")
@@ -97,6 +100,12 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
         await self._session.close()
 
     async def scrape(self, name: str, targets: Collection[Target]) -> dict[Target, Scraped]:
+        """Scrape the metrics of the replicas of one fleet that the autoscaler needs: see `scrape_as`."""
+        return await self.scrape_as(name, targets, QUERY, parse_sample)
+
+    async def scrape_as(
+        self, name: str, targets: Collection[Target], query: str, parse: _Parser[T]
+    ) -> dict[Target, T | UnusableError]:
         """Scrape the replicas of one fleet.
 
         It takes at most ceil(replicas / concurrency_per_fleet) times the deadline, not counting parsing and waits for
@@ -105,10 +114,14 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
         Args:
             name: unique name of the fleet, by which earlier timeouts are remembered.
             targets: the replicas.
+            query: selects the metrics.
+            parse: reads them, and raises UnusableError: see `parse_sample`.
         """
         headers = {} if self._keeps(name, len(targets)) else {"Connection": "close"}
-        fleet = _Fleet(asyncio.Semaphore(self._concurrency_per_fleet), headers, _PARSING_SHARE * self._deadline)
+        places, seconds = asyncio.Semaphore(self._concurrency_per_fleet), _PARSING_SHARE * self._deadline
+        fleet = _Fleet(places, headers, f"metrics?{query}", parse, seconds)
         is_slow = time.monotonic() < self._slow.get(name, 0.0)
+        answers: list[T | UnusableError]
         answers = await asyncio.gather(*(self._answer(fleet, target, is_slow=is_slow) for target in targets))
         if any(isinstance(answer, UnusableError) and answer.reason == "TimedOut" for answer in answers):
             self._slow[name] = time.monotonic() + _SLOW_SECONDS
@@ -142,31 +155,39 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
     def _num_replicas(self) -> int:
         return sum(number for number, _ in self._sizes.values())
 
-    async def _answer(self, fleet: _Fleet, target: Target, *, is_slow: bool) -> Scraped:
+    async def _answer(self, fleet: _Fleet[Any], target: Target, *, is_slow: bool) -> Any:
         async with AsyncExitStack() as places:
             await places.enter_async_context(fleet.places)
             if is_slow:
                 await places.enter_async_context(self._places_of_slow)
             await places.enter_async_context(self._places)
             try:
-                return fleet.parse(await self._fetch(target, fleet.headers), target.model_name)
+                body = await self.read(target.address, target.port, fleet.path, _LIMIT_BYTES, fleet.headers)
+                return fleet.read(body, target.model_name)
             except UnusableError as error:
                 return error
-            except TimeoutError:
-                return UnusableError("TimedOut", f"no response within {self._deadline:g} s")
-            except (aiohttp.ClientError, OSError) as error:
-                return UnusableError("Unreachable", str(error) or type(error).__name__)
             except Exception as error:
                 # Whatever a replica sends, the others are read.
                 return UnusableError("NotMetrics", f"{type(error).__name__}: {error}")
 
-    async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
-        """Return the body of a replica's response."""
-        url = _url(target.address, target.port, f"metrics?{QUERY}")
-        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
-            if response.status != 200:
-                raise UnusableError("BadStatus", f"HTTP {response.status}")
-            return await _body(response, _LIMIT_BYTES)
+    async def read(
+        self, address: str, port: int, path: str, limit: int, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """Return the body of a response of at most `limit` bytes.
+
+        Raises:
+            UnusableError: there is no such response within the deadline.
+        """
+        try:
+            url = _url(address, port, path)
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise UnusableError("BadStatus", f"HTTP {response.status}")
+                return await _body(response, limit)
+        except TimeoutError as error:
+            raise UnusableError("TimedOut", f"no response within {self._deadline:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnusableError("Unreachable", str(error) or type(error).__name__) from error
 
 
 def _url(address: str, port: int, path: str) -> URL:
@@ -194,24 +215,27 @@ def _stage(body: bytes) -> str:
 
 
 @dataclass(slots=True)
-class _Fleet:
+class _Fleet(Generic[T]):
     """The scrape of one fleet.
 
     Attributes:
         places: for its requests.
-        headers: of its requests.
+        headers, path: of its requests.
+        parse: reads a response.
         seconds: that parsing its responses may still take.
     """
 
     places: asyncio.Semaphore
     headers: Mapping[str, str]
+    path: str
+    parse: _Parser[T]
     seconds: float
 
-    def parse(self, body: bytes, model_name: str) -> Sample:
+    def read(self, body: bytes, model_name: str) -> T:
         if self.seconds <= 0:
             raise UnusableError("TimedOut", "the metrics of the fleet's replicas take too long to parse")
         began = time.monotonic()
         try:
-            return parse_sample(body.decode(errors="replace"), model_name, began)
+            return self.parse(body.decode(errors="replace"), model_name, began)
         finally:
             self.seconds -= time.monotonic() - began

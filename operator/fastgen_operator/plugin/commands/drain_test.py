@@ -23,6 +23,8 @@ from threading import Event, Thread
 from typing import Any, Final, Literal
 
 from fastgen.api_client.api_keys import own_key
+from fastgen.api_client.http import RemoteError, event_of
+from fastgen.setting_fields import ConfigError
 from fastgen_operator.objects.container import HTTP_PORT
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     """Test the drain; return 1 if a request was lost."""
     if not (1 <= options.streams <= _MOST_STREAMS and options.tokens >= 1):
         raise UsageError(f"--streams takes 1 to {_MOST_STREAMS}, --tokens 1 or more")
-    resource, key = cluster.resource(options.name), own_key()
+    resource, key = cluster.resource(options.name), _own_key()
     body = {
         "model": resource["spec"]["model"].get("servedName") or options.name,
         **{"prompt": "Once upon a time", "max_tokens": options.tokens, "ignore_eos": True, "stream": True},
@@ -88,6 +90,13 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
         ]
     )
     return int(bool(lost))
+
+
+def _own_key() -> str | None:
+    try:
+        return own_key()
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def _confirm(victim: str, streams: int) -> None:
@@ -199,10 +208,11 @@ class _Load:
             for data in (line[5:].strip() for line in answer if line.startswith(b"data:")):
                 if data == b"[DONE]":
                     ended = True
-                elif "error" in (event := json.loads(data)):
-                    return f"error in the stream: {event['error'].get('message')}"
                 else:
+                    event_of(data)
                     pieces += 1
+        except (ValueError, RemoteError) as error:
+            return f"error in the stream: {error}"
         finally:
             self.open.remove(pod)
         return "" if ended else f"the stream ended early, after {pieces} events"

@@ -32,11 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="show all recorded decisions, not only the last one and the last change"
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="json has the inputs as well")
+    add_operator_argument(parser)
+
+
+def add_operator_argument(parser: argparse.ArgumentParser, what: str = "namespace of the operator") -> None:
+    """Add the argument for the namespace of the operator and the gateway."""
     parser.add_argument(
         "--operator-namespace",
         default="fastgen-system",
         metavar="NAMESPACE",
-        help="namespace of the operator (default: %(default)s)",
+        help=f"{what} (default: %(default)s)",
     )
 
 
@@ -48,14 +53,16 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     pod, version, journal = fetch(cluster, options.operator_namespace, (cluster.namespace, options.name))
     replays = [Replay.of(entry) for entry in _chosen(journal, everything=options.all)]
     if options.output == "json":
-        found = {"operator": {"pod": pod, "version": version}, "decisions": [_json(replay) for replay in replays]}
-        screen.write_json(found)
+        learned = None if journal.learning is None else to_json(journal.learning)
+        decisions = [_json(replay) for replay in replays]
+        screen.write_json({"operator": {"pod": pod, "version": version}, "decisions": decisions, "learning": learned})
     else:
         now = datetime.now(UTC)
         heading = screen.paint(f"{cluster.namespace}/{options.name}", "bold")
         lines = [f"{heading}: decisions of operator pod {pod}, {version}"]
         for replay in replays:
             lines += ["", *explanation(replay, screen, now)]
+        lines += ["", *learned_lines(journal)]
         screen.write(lines)
     return 0 if all(replay.is_equal for replay in replays) else 1
 
@@ -64,7 +71,7 @@ def explanation(replay: Replay, screen: Screen, now: datetime) -> list[str]:
     """Return the lines about one decision."""
     entry, decision = replay.entry, replay.entry.decision
     when = datetime.fromtimestamp(entry.time, UTC)
-    before = entry.case.state.replicas or entry.case.fleet.replicas
+    before = entry.case.state.last(entry.case.fleet)
     change = f"{before} -> {decision.replicas}" if before != decision.replicas else f"{decision.replicas}, unchanged"
     mode = " (dry run)" if entry.case.is_dry_run else ""
     ago = age((now - when).total_seconds())
@@ -82,6 +89,20 @@ def explanation(replay: Replay, screen: Screen, now: datetime) -> list[str]:
             "red",
         )
     return [*lines, *(screen.paint(line, colour) for line in wrapped(words, _INDENT, "  replay"))]
+
+
+def learned_lines(journal: Journal) -> list[str]:
+    """Return the lines about the lower bound that the past requires."""
+    latest, learning = journal.latest, journal.learning
+    mode = "Disabled" if latest is None else latest.case.policy.learning
+    if mode == "Disabled":
+        words = "disabled by spec.autoscaling.learning"
+    elif learning is None:
+        words = "no rehearsal of the recorded arrivals yet: the first one comes ten minutes after the operator starts"
+    else:
+        effect = {"Apply": "applied", "Advise": "advice; spec.autoscaling.learning: Apply applies it"}[mode]
+        words = f"{learning.message} ({effect})" if learning.floor else learning.message
+    return wrapped(words, _INDENT, "  learned")
 
 
 def fetch(cluster: Cluster, namespace: str, key: Key) -> tuple[str, str, Journal]:

@@ -70,12 +70,15 @@ class _Reader:
         name = pod.name
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         prefix = self._screen.paint(f"[{name}]", colour)
+        has_lines = False
         try:
             for line in self._cluster.log(pod, self._query):
                 with self._lock:  # write whole lines
                     self._screen.write([f"{prefix} {line}"])
+                has_lines = True
         except (KubeError, PluginError) as error:
+            what = "the log breaks off here" if has_lines else "the log cannot be read"
             with self._lock:
-                print(printable(f"[{name}] no log: {error}"), file=sys.stderr)
+                print(printable(f"[{name}] {what}: {error}"), file=sys.stderr)
             return False
         return True

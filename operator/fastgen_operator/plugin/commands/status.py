@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from fastgen_operator.plugin.cluster import Cluster, UsageError
+from fastgen_operator.kinds import Object
+from fastgen_operator.plugin.cluster import Cluster, PluginError, UsageError
+from fastgen_operator.plugin.commands.explain_scaling import add_operator_argument
+from fastgen_operator.plugin.gateway_view import GatewayView, gateway_views, summary
 from fastgen_operator.plugin.overview import Load, Overview, overview_of
 from fastgen_operator.plugin.screen import Row, Screen, age_of, wrapped
 from fastgen_operator.plugin.tables import coloured, condition_table, pod_table, unready_first
@@ -24,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="all FastGenDeployments of the cluster")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.add_argument("-w", "--watch", action="store_true", help="show it again every two seconds")
+    add_operator_argument(parser, "namespace of the operator, where the gateway runs")
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
@@ -35,9 +41,13 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
     while True:
         now = datetime.now(UTC)
         if options.name:
-            found = overview_of(cluster.resource(options.name), cluster.pods(options.name), now)
+            resource = cluster.resource(options.name)
+            found = overview_of(resource, cluster.pods(options.name), now)
+            views = _gateway(cluster, options.operator_namespace, resource)
             shown: Any = found.to_json()
-            lines = one_screen(found, screen, now)
+            if isinstance(views, list):
+                shown["gateway"] = [asdict(view) for view in views]
+            lines = one_screen(found, screen, now, _gateway_lines(views))
         else:
             namespace = None if options.all_namespaces else cluster.namespace
             fleet = [overview_of(resource, [], now) for resource in cluster.resources(namespace)]
@@ -66,8 +76,25 @@ def fleet_table(fleet: list[Overview], screen: Screen, now: datetime) -> list[st
     return screen.table(rows)
 
 
-def one_screen(found: Overview, screen: Screen, now: datetime) -> list[str]:
-    """Return the lines about one resource."""
+def _gateway(cluster: Cluster, namespace: str, resource: Object) -> list[GatewayView] | PluginError | None:
+    """Return what the gateway knows of a resource, or why that is not known; None if it is not exposed."""
+    if not (resource["spec"].get("gateway") or {}).get("expose"):
+        return None
+    metadata = resource["metadata"]
+    try:
+        return gateway_views(cluster, namespace, (metadata["namespace"], metadata["name"]))
+    except PluginError as error:
+        return error
+
+
+def _gateway_lines(views: list[GatewayView] | PluginError | None) -> list[str]:
+    if isinstance(views, PluginError):
+        return [f"not shown: {views}"]
+    return [] if views is None else list(summary(views))
+
+
+def one_screen(found: Overview, screen: Screen, now: datetime, gateway: Sequence[str] = ()) -> list[str]:
+    """Return the lines about one resource; `gateway` are those about the gateway."""
     state = {"True": "ready", "False": "not ready"}.get(found.ready, "not known whether ready")
     title = screen.paint(f"{found.namespace}/{found.name}", "bold")
     lines = [f"{title}   {screen.paint(state, coloured(found.ready).colour)}: {found.reason}", ""]
@@ -75,6 +102,8 @@ def one_screen(found: Overview, screen: Screen, now: datetime) -> list[str]:
     facts += [("Replicas", _replicas(found)), ("Supply", _supply(found)), ("Load", _load(found.load))]
     lines += [f"{name + ':':<11}{value}" for name, value in facts]
     lines += wrapped(found.autoscaling.get("message", ""), 11, "Scaling:")
+    for number, line in enumerate(gateway):
+        lines += wrapped(line, 11, "" if number else "Gateway:")
     conditions = screen.table(condition_table(found, now), most=_CONDITION_WIDTH)
     lines += ["", *(conditions if found.conditions else ["no conditions: no operator has handled the resource yet"])]
     pods = screen.table(pod_table(found, now), right=[2], most=_POD_WIDTH)

@@ -1,7 +1,7 @@
 """The condition Available: whether all desired replicas of the current template are ready. Source: the pods.
 
 Replicas that the autoscaler added do not count while they wait for a node or start for the first time, if at least
-spec.autoscaling.minReplicas are ready, and no pod of an older template is.
+spec.autoscaling.minReplicas are ready, at least one, and no pod of an older template is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ def available(situation: Situation) -> Condition:
     if observed.deployment is None or not observed.deployment.is_observed:
         return not_observed(situation)
     wanted = situation.desired_replicas
+    if wanted == 0 and situation.spec.is_autoscaled:
+        return true("ScaledToZero", "idle: the gateway holds the next request, and it starts a replica")
     if wanted == 0:
         return true("ScaledToZero", "scaled to 0 replicas: no requests are served")
     pods = observed.current_pods

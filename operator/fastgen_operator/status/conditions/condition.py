@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
 
-# Messages that quote other programs are truncated: conditions are read in a terminal.
-_MESSAGE_LIMIT: Final = 1000
+# Messages that quote other programs are truncated: they are read in a terminal, and the API server rejects longer ones.
+MESSAGE_LIMIT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def merge_conditions(
             "status": condition.status,
             "observedGeneration": generation,
             "reason": condition.reason,
-            "message": shortened(condition.message, _MESSAGE_LIMIT),
+            "message": shortened(condition.message, MESSAGE_LIMIT),
             "lastTransitionTime": times.get((kind, condition.status), now),
         }
         for kind, condition in conditions.items()

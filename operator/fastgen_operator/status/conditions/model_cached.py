@@ -18,7 +18,7 @@ from fastgen_operator.objects.container import FETCH_CONTAINER, IMAGE_PULL_REASO
 from fastgen_operator.objects.pod import Pod, queue_message
 from fastgen_operator.plan.model_cache import serves_model
 from fastgen_operator.plan.observed import Observed
-from fastgen_operator.plan.pod_failures import failure_of
+from fastgen_operator.plan.pod_failures import failure_of, state_of
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.quantities import quantity
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
@@ -66,7 +66,10 @@ _REMEDIES: Final = {
     "AccessDenied": "provide credentials with read access in the Secret named by spec.model.secretName",
     "VolumeFull": "raise spec.cache.size",
 }
+_MORE_DISK: Final = "run the pods on nodes with more free disk space, or set spec.cache to download to a volume"
 _MORE_MEMORY: Final = "raise spec.model.download.resources.limits.memory"
+_REQUEST_MEMORY: Final = "its node had no memory left: set spec.model.download.resources.requests.memory"
+_NAME_A_SECRET: Final = "create a Secret with credentials that have read access, and name it in spec.model.secretName"
 
 
 def model_cached(situation: Situation) -> Condition:
@@ -82,21 +85,23 @@ def model_cached(situation: Situation) -> Condition:
         return _of_jobs(situation) or _of_pods(observed.fetch_pods, situation)
     if situation.desired_replicas == 0:
         return true("NotNeeded", "scaled to 0 replicas; each pod downloads the model when it starts")
-    pods = observed.current_pods
+    pods, model = observed.current_pods, spec.model.source
+    if situation.canary is not None and situation.canary.outcome != "Promoted":
+        model = "the model of the present revision"
     # A ready pod has the model, whatever has become of its init container.
     missing = [pod for pod in pods if not pod.is_ready and not pod.container(FETCH_CONTAINER).has_succeeded]
     if pods and not missing:
-        return true("Cached", f"{len(pods)} of {len(pods)} pods have {spec.model.source}")
+        return true("Cached", f"{len(pods)} of {len(pods)} pods have {model}")
     # PodsScheduled reports the others, and what to do.
     placed = [pod for pod in missing if not _waits_for_node(pod)]
     if missing and not placed:
-        words = f"{len(missing)} of {len(pods)} pods download {spec.model.source} when they have a node"
+        words = f"{len(missing)} of {len(pods)} pods download {model} when they have a node"
         rest = unknown("Downloading", words)
     else:
         rest = _of_pods(placed, situation)
     having = len(pods) - len(missing)
     if rest.status == "Unknown" and spec.has_minimum(having):
-        return true("Cached", f"{having} of {len(pods)} pods have {spec.model.source}; {rest.message}")
+        return true("Cached", f"{having} of {len(pods)} pods have {model}; {rest.message}")
     return rest
 
 
@@ -147,6 +152,9 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
         return _false(known.reason, known.message)
     if (words := pod.unschedulable) is not None:
         if is_about_volume(words):
+            if spec.cache is None:
+                remedy = "check the claims that spec.podTemplate mounts, and kubectl describe pvc"
+                return _false("VolumeNotBound", f"pod {name} waits for a volume: {words}", remedy)
             remedy = "check spec.cache.storageClassName, and kubectl describe pvc"
             return _false("VolumeNotBound", f"pod {name} waits for the volume {observed.key[1]}: {words}", remedy)
         if nodes := situation.volume_nodes(observed.pods):
@@ -159,9 +167,10 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
     fetch = pod.container(FETCH_CONTAINER)
     ended, words = fetch.ended, fetch.waiting_message
     if fetch.waiting == "CreateContainerConfigError":
-        reason = "SecretNotFound" if words.startswith("secret ") else "DownloadFailed"
-        remedy = "create it, or correct spec.model.secretName" if reason == "SecretNotFound" else ""
-        return _false(reason, f"pod {name}: {words}", remedy)
+        if not words.startswith("secret "):
+            return _false("DownloadFailed", f"pod {name}: {words}")
+        field = "spec.model.secretName" if f'"{spec.model.secret_name}"' in words else "spec.podTemplate"
+        return _false("SecretNotFound", f"pod {name}: {words}", f"create it, or correct {field}")
     if fetch.waiting in IMAGE_PULL_REASONS:
         return _false("DownloadFailed", f"pod {name}: the image {fetch.image} cannot be pulled: {words}")
     if pod.is_silent:
@@ -171,8 +180,12 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
     if pod.is_download and has_not_started and (other := failure_of(pod, situation.now)) is not None:
         # The fetch container cannot be created, or another one, such as a sidecar, keeps it from starting.
         return _false("DownloadFailed", other.message)
-    if ended is None or ended.exit_code == 0:
+    if fetch.is_running and (ended is None or ended.exit_code == 0):
         return unknown("Downloading", f"pod {name} is downloading {spec.model.source}")
+    if ended is None:
+        return unknown("Downloading", f"the download of {spec.model.source} has not started; {state_of(pod)}")
+    if ended.exit_code == 0:
+        return unknown("Downloading", f"pod {name} has downloaded {spec.model.source}, and has not ended yet")
     exit_code = f"exit code {ended.exit_code} ({ended.reason})"
     last = ended.last_line.removeprefix("fastgen: error: ") or exit_code
     if fetch.is_running:
@@ -180,9 +193,13 @@ def _of_pod(pod: Pod, situation: Situation) -> Condition:
         message = f"pod {name} is downloading {spec.model.source}, {attempt}"
         return unknown("Downloading", message)
     reason = _REASONS.get(ended.exit_code or 0, "DownloadFailed")
-    remedy = _MORE_MEMORY if ended.reason == "OOMKilled" else _REMEDIES.get(reason, "")
-    if reason == "VolumeFull" and (growth := _pending_growth(observed)) is not None:
-        remedy = growth
+    remedy = _REMEDIES.get(reason, "")
+    if ended.reason == "OOMKilled":
+        remedy = _MORE_MEMORY if fetch.memory_limit else _REQUEST_MEMORY
+    elif reason == "AccessDenied" and spec.model.secret_name is None:
+        remedy = _NAME_A_SECRET
+    elif reason == "VolumeFull":
+        remedy = _MORE_DISK if spec.cache is None else _pending_growth(observed) or remedy
     return _false(reason, last, remedy)
 
 

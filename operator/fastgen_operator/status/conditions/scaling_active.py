@@ -24,6 +24,8 @@ def scaling_active(situation: Situation) -> Condition:
         return as_before(SCALING_ACTIVE, situation.observed, UNDECIDED)
     if decision.hold is not None:
         return false(decision.hold.reason, decision.hold.message)
+    if situation.spec.is_autoscaled and not decision.replicas:
+        return true("Active", "the first replica starts when the gateway holds a request")
     if situation.spec.is_autoscaled:
         return true("Active", "the replicas follow the token demand")
     message = (

@@ -9,6 +9,7 @@ from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.available import AVAILABLE, available
 from fastgen_operator.status.conditions.condition import Condition, false, unknown
+from fastgen_operator.status.conditions.exposed import EXPOSED, exposed
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED, model_cached
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED, pods_restricted
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, pods_scheduled
@@ -35,7 +36,7 @@ INDEPENDENT: Final[_Table] = {
     REPLICAS_UNIFORM: replicas_uniform,
 }
 # Conditions that Ready ignores, too. The module of each says when it is omitted from the status.
-OPTIONAL: Final = (PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
+OPTIONAL: Final = (EXPOSED, PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
 ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
 
@@ -49,6 +50,7 @@ def all_conditions(
         rewritten: fields of the Deployment that admission changes in every write.
     """
     optional = {
+        EXPOSED: exposed(situation),
         PODS_RESTRICTED: pods_restricted(situation),
         TEMPLATE_UNMODIFIED: template_unmodified(situation.observed, rewritten),
     }

@@ -37,8 +37,9 @@ def template_unmodified(observed: Observed, rewritten: Sequence[str]) -> Conditi
         messages.append(
             f"a mutating admission webhook or policy changed Deployment {name}: "
             f"{_listed(rewritten)}: to find it, run "
-            "kubectl get mutatingwebhookconfigurations; without it, kubectl delete deployment "
-            f"{name} --cascade=orphan restores the fields"
+            "kubectl get mutatingwebhookconfigurations and, if the cluster has them, kubectl get "
+            f"mutatingadmissionpolicies; without it, kubectl delete deployment {name} --cascade=orphan restores the "
+            "fields"
         )
     return false("ForeignFields" if found else "RewrittenByWebhook", "; ".join(messages)) if messages else None
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fastgen_operator.autoscale.decision import Hold
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity
 from fastgen_operator.autoscale.rules.recommend import State, recommend
 from fastgen_operator.autoscale.sample import Fleet, Sample
@@ -190,7 +191,8 @@ def test_a_scale_down_leaves_enough_replicas_for_the_load(loads: list[float], se
     for i in range(1, len(fleet.sizes)):
         if fleet.sizes[i] < fleet.sizes[i - 1]:
             window = [decision.load for decision in fleet.decisions[max(0, i - 60) : i + 1]]
-            assert fleet.sizes[i] >= max(window) / fleet.policy.down_utilization - 1e-6
+            known = [load for load in window if load is not None]  # unknown until the first requests
+            assert fleet.sizes[i] >= max(known) / fleet.policy.down_utilization - 1e-6
 
 
 def test_nothing_is_removed_while_a_backlog_exists() -> None:
@@ -217,6 +219,28 @@ def test_nothing_changes_without_metrics() -> None:
     hold = fleet.decisions[-1].hold
     assert hold is not None
     assert hold.reason == "MetricsStale"
+
+
+@pytest.mark.parametrize(
+    ("silent", "new", "words"),
+    [
+        (4, 0, "no ready replica has returned usable metrics for 15 s"),
+        (3, 0, "more than half of 4 ready replicas have returned no usable metrics for 15 s"),
+        (3, 3, "more than half of 4 ready replicas, not counting new ones, have returned no usable metrics for 15 s"),
+    ],
+)
+def test_stale_metrics_are_counted_over_the_replicas_that_have_had_time_to_return_some(
+    silent: int, new: int, words: str
+) -> None:
+    state = State()
+    for time in (0.0, 5.0, 10.0, 30.0, 35.0):
+        old = [f"chat-{n}" for n in range(4)]
+        heard = old if time <= 10 else old[silent:]
+        ready = [*old, *(f"new-{n}" for n in range(new if time > 30 else 0))]
+        samples = {name: Sample(time=time if name in heard else 10.0) for name in old}
+        fleet = Fleet(replicas=len(ready), ready=frozenset(ready), samples=samples)
+        decision, state = recommend(policy(), state, fleet, time)
+    assert decision.hold == Hold("MetricsStale", words)
 
 
 def test_a_fleet_that_never_returned_metrics_is_held() -> None:

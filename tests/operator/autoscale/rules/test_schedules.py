@@ -13,7 +13,7 @@ import pytest
 
 from fastgen_operator.api.autoscaling import CRON_PATTERN, Autoscaling
 from fastgen_operator.autoscale.decision import Change, Decision, Limit
-from fastgen_operator.autoscale.rules.schedules import Floor, explained, faults, timetable, with_floor
+from fastgen_operator.autoscale.rules.schedules import Floor, faults, timetable, with_floor
 from fastgen_operator.autoscale.sample import Sample, StepCoefficients
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from harness.fluid import policy
@@ -174,13 +174,9 @@ def test_a_floor_is_a_lower_bound_within_the_upper_one() -> None:
     assert with_floor(policy(min_replicas=7), FLOOR).min_replicas == 7
 
 
-def test_the_schedule_is_the_reason_where_its_floor_is_the_bound() -> None:
-    plain = Decision(5, Change("BoundsChanged", "1 outside"), limit=Limit("TooFewReplicas", "fewer than minReplicas"))
-    said = explained(plain, FLOOR)
-    assert said.change == Change("ScheduleStarted", str(FLOOR))
-    assert said.limit == Limit("TooFewReplicas", f"the load requires fewer: {FLOOR}")
-    assert explained(plain, None) == plain
-    assert explained(replace(plain, replicas=6), FLOOR) == replace(plain, replicas=6)
+def test_a_schedule_with_the_bound_of_the_spec_is_not_the_reason() -> None:
+    assert with_floor(policy(min_replicas=5), FLOOR).schedule == ""
+    assert with_floor(policy(min_replicas=4), FLOOR).schedule == str(FLOOR)
 
 
 def idle_fleet(replicas: int, floor: Floor | None) -> Subject:
@@ -189,31 +185,50 @@ def idle_fleet(replicas: int, floor: Floor | None) -> Subject:
     return Subject(uid="u", policy=rules, model_name="m", replicas=replicas, pods=pods, floor=floor)
 
 
-def test_a_floor_acts_at_once_and_after_its_end_replicas_leave_in_steps() -> None:
-    record, sizes, now = Record("u"), [1], 0.0
+class IdleFleet:
+    """An idle fleet and its autoscaler; it scrapes every 5 s."""
 
-    def round_of(floor: Floor | None) -> None:
-        nonlocal now
-        now += 5.0
+    def __init__(self, size: int) -> None:
+        self.record, self.sizes, self.now = Record("u"), [size], 0.0
+
+    def round_of(self, floor: Floor | None) -> Decision:
+        self.now += 5.0
         idle: dict[str, Sample | None] = {
-            f"chat-{n}": Sample(time=now, token_budget=512, step_model=StepCoefficients(0.02, 0.0001, 0.0))
-            for n in range(sizes[-1])
+            f"chat-{n}": Sample(time=self.now, token_budget=512, step_model=StepCoefficients(0.02, 0.0001, 0.0))
+            for n in range(self.sizes[-1])
         }
-        record.update(idle_fleet(sizes[-1], floor), idle, now, now)
-        assert record.decision is not None
-        sizes.append(record.decision.replicas)
+        self.record.update(idle_fleet(self.sizes[-1], floor), idle, self.now, self.now)
+        assert self.record.decision is not None
+        self.sizes.append(self.record.decision.replicas)
+        return self.record.decision
 
-    round_of(None)
-    round_of(FLOOR)
-    assert sizes[-1] == 5
-    assert record.decision is not None
-    assert record.decision.change == Change("ScheduleStarted", str(FLOOR))
+
+def test_a_floor_acts_at_once_and_after_its_end_replicas_leave_in_steps() -> None:
+    fleet = IdleFleet(1)
+    fleet.round_of(None)
+    decision = fleet.round_of(FLOOR)
+    assert decision.replicas == 5
+    assert decision.change == Change("ScheduleStarted", str(FLOOR))
     for _ in range(20):
-        round_of(FLOOR)
-    assert sizes[-1] == 5
-    assert record.decision.limit is not None
-    assert str(FLOOR) in record.decision.limit.message
+        decision = fleet.round_of(FLOOR)
+    assert decision.replicas == 5
+    assert decision.limit == Limit("TooFewReplicas", f"the load requires fewer: {FLOOR}")
     for _ in range(60):
-        round_of(None)
-    assert sizes[-1] == 1
-    assert all(before - after <= 1 for before, after in pairwise(sizes)), "one at a time"
+        fleet.round_of(None)
+    assert fleet.sizes[-1] == 1
+    assert all(before - after <= 1 for before, after in pairwise(fleet.sizes)), "one at a time"
+
+
+def test_the_schedule_is_the_bound_of_a_fleet_that_is_still_above_it() -> None:
+    fleet = IdleFleet(8)
+    fleet.round_of(FLOOR)
+    decision = fleet.round_of(FLOOR)
+    assert decision.replicas > FLOOR.replicas, "held by the scale-down window"
+    assert decision.limit == Limit("TooFewReplicas", f"the load requires fewer: {FLOOR}")
+
+
+def test_a_bound_of_the_spec_is_the_reason_although_a_schedule_is_active() -> None:
+    decision = IdleFleet(policy().max_replicas + 1).round_of(FLOOR)
+    assert decision.replicas == policy().max_replicas
+    assert decision.change is not None
+    assert decision.change.reason == "BoundsChanged"

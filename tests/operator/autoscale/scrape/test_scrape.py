@@ -671,6 +671,13 @@ def test_engines_without_the_cost_of_contexts_are_read_as_if_it_were_0() -> None
     assert parse_sample(old, "chat", 0.0).step_model == costs._replace(context_pair=0.0)
 
 
+def test_a_number_near_zero_is_zero() -> None:
+    text = exposed()
+    line = next(line for line in text.split("\n") if line.startswith('fastgen_step_model{coefficient="base"'))
+    found = parse_sample(text.replace(line, f"{line.rpartition(' ')[0]} 5e-324"), "chat", 0.0)
+    assert found.step_model == parse_sample(text, "chat", 0.0).step_model._replace(base=0.0)
+
+
 def test_lines_that_another_program_wrote_are_parsed_by_the_library() -> None:
     other = exposed().replace('{coefficient="token",model_name="chat"}', '{ model_name="chat", coefficient="token" }')
     assert _usual_values(other, "chat") is None

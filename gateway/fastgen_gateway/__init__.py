@@ -1,0 +1,1 @@
+"""The gateway's picker: decides which replica answers a request; Envoy carries the bytes."""

@@ -1,0 +1,50 @@
+"""Drain Envoy through its admin interface, before the pod ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+import aiohttp
+
+# As engines do after SIGTERM: so long, endpoints that are gone may still get new connections.
+_LEAST_SECONDS: Final = 15.0
+_POLL_SECONDS: Final = 0.5
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
+# After the first, Envoy is not ready, and its responses close their connections. With the second, its listeners
+# close after its drain time; Envoy itself goes on.
+_POSTS: Final = ("/healthcheck/fail", "/drain_listeners?graceful&skip_exit")
+_ACTIVE: Final = "http.front.downstream_rq_active"
+
+logger = logging.getLogger(__name__)
+
+
+async def drain_envoy(port: int) -> None:
+    """Let Envoy end its connections; return once it has no request, at the earliest after 15 s.
+
+    The kubelet bounds the time: it ends the containers after the pod's grace period.
+
+    Args:
+        port: of the admin interface, on the loopback interface.
+    """
+    began = time.monotonic()
+    url = f"http://127.0.0.1:{port}"
+    async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+        for path in _POSTS:
+            async with session.post(f"{url}{path}") as response:
+                response.raise_for_status()
+        while await _num_active(session, url) > 0 or time.monotonic() - began < _LEAST_SECONDS:
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _num_active(session: aiohttp.ClientSession, url: str) -> int:
+    """Return the number of requests of clients; 0 once Envoy does not answer any more."""
+    try:
+        async with session.get(f"{url}/stats", params={"filter": f"^{_ACTIVE}$", "format": "json"}) as response:
+            stats = (await response.json(content_type=None))["stats"]
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        logger.warning("Envoy's admin interface does not answer: %s", error)
+        return 0
+    return sum(int(each["value"]) for each in stats if each.get("name") == _ACTIVE)

@@ -1,0 +1,1 @@
+"""Envoy's external processing protocol: messages, and the server that answers them."""

@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Two images out of one tree: --target engine, --target operator.
+# Three images out of one tree: --target engine, --target operator, --target gateway.
 # With --build-arg DEMO=1 the engine's holds a small real model too, at /models/SmolLM2-135M-Instruct.Q4_1.gguf.
 # Python packages are pinned by hash, the installer itself included.
 ARG BASE=python:3.11-slim-bookworm
@@ -20,6 +20,7 @@ RUN python3 -m venv /opt/tools \
 COPY pyproject.toml README.md LICENSE /source/
 COPY engine /source/engine
 COPY operator /source/operator
+COPY gateway /source/gateway
 RUN cd /source \
  && /opt/tools/bin/hatchling build -t wheel -d /wheel \
  && /opt/tools/bin/uv pip install --python /opt/venv --no-deps --offline --compile-bytecode /wheel/*.whl
@@ -35,9 +36,21 @@ COPY --from=project /opt/venv /opt/venv
 USER 65532:65532
 ENTRYPOINT ["fastgen-operator"]
 
+# The picker. Envoy runs in a container of its own, from its official image.
+FROM runtime AS gateway
+COPY requirements/build.txt requirements/gateway.txt /requirements/
+RUN python3 -m venv /tmp/tools \
+ && /tmp/tools/bin/pip install --no-cache-dir --require-hashes -r /requirements/build.txt \
+ && /tmp/tools/bin/uv pip sync --python /opt/venv --no-cache --require-hashes --compile-bytecode /requirements/gateway.txt \
+ && rm -rf /tmp/tools
+COPY --from=project /opt/venv /opt/venv
+USER 65532:65532
+ENTRYPOINT ["fastgen-gateway"]
+
 # Triton compiles its interface to the driver at the first launch, with a C compiler. A BASE that has gcc needs no Debian
 # mirror. What is removed, link-time optimisation and sanitizers, is half of the packages and not used.
 # GKE mounts the driver's libraries below /usr/local/nvidia. NVIDIA's base images set the same path.
+# Steps of changing sizes would leave gaps between the GPU allocator's segments, unless these can grow.
 FROM runtime AS engine
 RUN command -v gcc \
  || { apt-get update \
@@ -45,6 +58,7 @@ RUN command -v gcc \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/* /usr/bin/*lto-dump* /usr/lib/gcc/*/*/lto1 /usr/lib/gcc/*/*/lib*san* /usr/lib/*/lib*san.so*; }
 ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64
+ENV PYTORCH_ALLOC_CONF=expandable_segments:True
 ARG DEMO=0
 COPY requirements/build.txt requirements/engine.txt requirements/engine-demo.txt /requirements/
 RUN if [ "$DEMO" = 1 ]; then list=engine-demo; else list=engine; fi \

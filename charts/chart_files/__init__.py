@@ -1,1 +1,1 @@
-"""Files that are generated from the chart: the reference of its values and install.yaml."""
+"""Generated files: the reference of the chart's values, install.yaml, and the chart's copy of Envoy's configuration."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from chart_files.install_manifest import install_manifest
 from chart_files.values_page import values_page
+from fastgen_gateway.bootstrap import BOOTSTRAP, CERTIFICATE, with_tls
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "fastgen"
@@ -19,6 +20,10 @@ def texts(helm: Path) -> dict[Path, str]:
     return {
         ROOT / "docs/reference/helm-values.md": values_page((CHART / "values.yaml").read_text(), schema),
         ROOT / "install.yaml": install_manifest(helm, CHART),
+        # Envoy's configuration belongs to the gateway, and the chart has copies.
+        CHART / "files" / "envoy.yaml": BOOTSTRAP.read_text(),
+        CHART / "files" / "envoy-with-tls.yaml": with_tls(BOOTSTRAP.read_text()),
+        CHART / "files" / "certificate.yaml": CERTIFICATE.read_text(),
     }
 
 

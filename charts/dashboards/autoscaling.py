@@ -84,11 +84,12 @@ def _replicas(dashboard: Dashboard) -> Dashboard:
             lines(
                 "Replicas and demand",
                 "Desired, recommended and ready replicas, and the demand in fully utilized replicas. Desired and "
-                "recommended replicas differ only in a dry run.",
+                "recommended replicas differ only in a dry run. The learned lower bound applies with learning: Apply.",
                 "short",
                 {
                     "desired": _gauge("desired_replicas"),
                     "recommended": _gauge("recommended_replicas"),
+                    "learned lower bound": _gauge("learned_replicas"),
                     "ready": _gauge("ready_replicas"),
                     "demand": _gauge("scaling_load_replicas"),
                 },
@@ -134,6 +135,14 @@ def _decisions(dashboard: Dashboard) -> Dashboard:
                 "Seconds since the operator last scraped the engines. If it grows, the autoscaler holds the replicas.",
                 "s",
                 {"age": f"min(fastgen_operator_scrape_age_seconds{_OPERATOR})"},
+            )
+        )
+        .with_panel(
+            lines(
+                "Held requests",
+                "Requests that the gateway holds until a replica is ready. Empty unless minReplicas is 0.",
+                "none",
+                {"held": _gauge("held_requests")},
             )
         )
     )

@@ -12,6 +12,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from dashboards.autoscaling import build_autoscaling
 from dashboards.deployment import build_deployment
 from dashboards.fleet import build_fleet
+from dashboards.gateway import build_gateway
 from dashboards.model_cache import build_model_cache
 from dashboards.operator import build_operator
 
@@ -22,6 +23,7 @@ _BUILDERS: Final[tuple[Callable[[], Dashboard], ...]] = (
     build_autoscaling,
     build_operator,
     build_model_cache,
+    build_gateway,
 )
 
 # Metrics that no panel shows, and why.

@@ -40,7 +40,8 @@ def _state(dashboard: Dashboard) -> Dashboard:
                 "Not Ready",
                 "FastGenDeployments whose condition Ready is not True.",
                 "none",
-                {"deployments": f"count(max by (namespace, name) ({failing})) or vector(0)"},
+                # Nothing, instead of 0, without metrics of an operator.
+                {"deployments": f"count(max by (namespace, name) ({failing})) or 0 * count({states})"},
             )
         )
         .with_panel(

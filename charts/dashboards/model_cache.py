@@ -30,7 +30,9 @@ def _condition(matchers: str) -> str:
 
 def _overview(dashboard: Dashboard) -> Dashboard:
     def count(matchers: str) -> str:
-        return f"count(max by (namespace, name) ({_condition(matchers)})) or vector(0)"
+        # Nothing, instead of 0, without metrics of an operator.
+        known = f"count(fastgen_operator_condition{_CHOSEN})"
+        return f"count(max by (namespace, name) ({_condition(matchers)})) or 0 * {known}"
 
     panels = (
         ("Cached", "FastGenDeployments whose model is in the volume, or in the pods.", 'reason="Cached"'),

@@ -50,7 +50,8 @@ def _overview(dashboard: Dashboard) -> Dashboard:
                 "Failed reconciles",
                 "Share of the reconciles that failed.",
                 "percentunit",
-                {"failed": f"sum({_rate('reconcile_errors_total')}) / {reconciles}"},
+                # Nothing instead of 0 / 0 while all reconciles are skipped.
+                {"failed": f"sum({_rate('reconcile_errors_total')}) / ({reconciles} > 0)"},
             )
         )
         .with_panel(
@@ -85,11 +86,13 @@ def _reconciles(dashboard: Dashboard) -> Dashboard:
         .with_panel(
             lines(
                 "Reconciles",
-                "Reconciles and failed reconciles per second. Every resource is reconciled at each resync.",
+                "Reconciles per second, how many of them failed, and those skipped by resyncs because nothing had "
+                "changed.",
                 "ops",
                 {
                     "reconciles": f"sum({_rate('reconcile_seconds_count')})",
                     "failed": f"sum({_rate('reconcile_errors_total')})",
+                    "skipped": f"sum({_rate('skipped_reconciles_total')})",
                 },
             )
         )
@@ -166,6 +169,15 @@ def _requests(dashboard: Dashboard) -> Dashboard:
                 "Failed scrapes of engine metrics per second, by reason.",
                 "ops",
                 {"{{reason}}": f"sum by (reason) ({_rate('scrape_failures_total')})"},
+            )
+        )
+        .with_panel(
+            stacked(
+                "Failed polls of the gateway",
+                "Failed polls of the gateway's pods per second, by reason. There are none "
+                "without resources with minReplicas 0.",
+                "ops",
+                {"{{reason}}": f"sum by (reason) ({_rate('gateway_failures_total')})"},
             )
         )
     )

@@ -22,7 +22,7 @@ from chart_files.files import ROOT
 from cluster.controlplane import ControlPlane
 from cluster.programs import ensure_programs
 from dashboards.files import rendered
-from dashboards.picture import Span, draw
+from dashboards.picture import Runner, Span, draw
 from engine.server.serving import REAL, serving  # type: ignore[import-not-found]
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.labels_and_annotations import DOWNLOADED_ANNOTATION
@@ -72,7 +72,7 @@ def write_pictures() -> None:
         plane = stack.enter_context(ControlPlane(ensure_programs()))
         plane.kubectl("create", "namespace", SYSTEM)
         install(plane)
-        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=60s")
+        plane.wait_for_crds("fastgendeployments.fastgen.dev")
         operator = OperatorProcess(operator_kubeconfig(plane), folder / "operator.log")
         operator.start()
         stack.callback(operator.abandon)
@@ -159,14 +159,26 @@ def _clients() -> Iterator[_Clients]:
 
 
 def _draw(source: Prometheus, span: Span) -> None:
-    """Write a picture of each dashboard over the span."""
+    """Write a picture of each dashboard over the span, except that of the gateway (`gateway_picture.py`)."""
     variables = {"namespace": "shop", "deployment": "chat", "pod": ".*", "__rate_interval": f"{_RATE_SECONDS}s"}
     run = runner(source, variables, span)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in rendered().items():
-        pictures = (draw(json.loads(text), run, span, colours=number) for number in (96, 48, 24))
-        picture = next(each for each in pictures if len(each) < MOST_BYTES)
-        (FOLDER / name.removeprefix("fastgen-")).with_suffix(".png").write_bytes(picture)
+        if name != "fastgen-gateway.json":
+            write_picture(name, text, run, span)
+
+
+def write_picture(name: str, text: str, run: Runner, span: Span) -> None:
+    """Write the picture of a dashboard, with as many colours as the size allows.
+
+    Args:
+        name: of the dashboard's file.
+        text: of the dashboard.
+        run: evaluates its queries over the span.
+    """
+    pictures = (draw(json.loads(text), run, span, colours=number) for number in (96, 48, 24))
+    picture = next(each for each in pictures if len(each) < MOST_BYTES)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / name.removeprefix("fastgen-")).with_suffix(".png").write_bytes(picture)
 
 
 if __name__ == "__main__":

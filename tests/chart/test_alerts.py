@@ -15,6 +15,7 @@ from chart_files.files import ROOT
 from cluster.commands import run
 from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
+from gateway.stand_ins import gateway_registry
 from harness.chart import Helm
 from harness.prometheus import ensure_promtool
 
@@ -23,6 +24,8 @@ ENABLED = ("--set", "prometheusRule.enabled=true")
 CRITICAL = {
     "FastGenCrashLoop",
     "FastGenBacklogAtMaximum",
+    "FastGenRequestsHeld",
+    "FastGenGatewayRefusesRequests",
     "FastGenOperatorAbsent",
     "FastGenNoLeader",
     "FastGenNotReconciling",
@@ -66,6 +69,10 @@ def operator(metric: str, name: str, **more: str) -> str:
 
 def engine(metric: str, name: str, **more: str) -> str:
     return f"fastgen_{metric}{{{_joined({'namespace': 'prod', 'fastgen_dev_deployment': name, **more})}}}"
+
+
+def gateway(metric: str, name: str, **more: str) -> str:
+    return f"fastgen_gateway_{metric}{{{_joined({'namespace': 'prod', 'name': name, 'pod': 'one', **more})}}}"
 
 
 def process(metric: str, job: str, instance: str = "one:8080") -> str:
@@ -335,6 +342,70 @@ CASES = [
         {"4m": [], "5m": [owned("old"), owned("part"), owned("never")]},
     ),
     Case(
+        "FastGenRequestsHeld",
+        {
+            operator("held_requests", "stuck"): "_x3 5x30",
+            operator("held_requests", "woken"): "0x3 40x8 0x20",
+            operator("held_requests", "sleeps"): "0x30",
+        },
+        {"12m": [], "13m": [owned("stuck")]},
+    ),
+    of_condition(
+        *("FastGenGatewayUnreachable", "ScalingActive", "GatewayUnreachable", 2),
+        *(("True", "Active"), ("False", "NoReadyReplicas"), ("True", "GatewayUnreachable")),
+    ),
+    Case(
+        "FastGenGatewayRefusesRequests",
+        {
+            gateway("requests_total", "full", outcome="routed"): "0+90x30",
+            gateway("requests_total", "full", outcome="no_ready_replica"): "0+4x30",
+            gateway("requests_total", "full", outcome="held_requests_full", pod="two"): "0+6x30",
+            gateway("requests_total", "busy", outcome="routed"): "0+96x30",
+            gateway("requests_total", "busy", outcome="no_ready_replica"): "0+4x30",
+            # Clients send what the gateway cannot accept.
+            gateway("requests_total", "asked-wrongly", outcome="routed"): "0+50x30",
+            gateway("requests_total", "asked-wrongly", outcome="tokens_per_minute_exceeded"): "0+50x30",
+            gateway("requests_total", "", outcome="model_not_found"): "0+50x30",
+        },
+        {"5m": [], "6m": [owned("full")]},
+    ),
+    Case(
+        "FastGenGatewayRetries",
+        {
+            gateway("requests_total", "flaky", outcome="routed"): "0+100x30",
+            gateway("retries_total", "flaky"): "0+12x30",
+            gateway("requests_total", "good", outcome="routed"): "0+100x30",
+            gateway("retries_total", "good"): "0+8x30",
+        },
+        {"10m": [], "11m": [owned("flaky")]},
+    ),
+    Case(
+        "FastGenGatewayStale",
+        {
+            'fastgen_gateway_watch_failures_total{namespace="system",pod="one",kind="EndpointSlice"}': "0+4x30",
+            # The API server restarted.
+            'fastgen_gateway_watch_failures_total{namespace="system",pod="two",kind="EndpointSlice"}': "0x5 3x25",
+        },
+        {"6m": [], "7m": [{"namespace": "system", "pod": "one", "kind": "EndpointSlice"}]},
+    ),
+    # A resource without replicas, and none because no request comes.
+    *(
+        Case(
+            alert,
+            {
+                condition("sleeps", "Ready", "True", "ScaledToZero"): "1x300",
+                condition("sleeps", "Available", "True", "ScaledToZero"): "1x300",
+                condition("sleeps", "ScalingActive", "True", "Active"): "1x300",
+                operator("desired_replicas", "sleeps"): "0x300",
+                operator("ready_replicas", "sleeps"): "0x300",
+                operator("held_requests", "sleeps"): "0x300",
+                operator("scaling_load_replicas", "sleeps"): "0x300",
+            },
+            {"200m": []},
+        )
+        for alert in ("FastGenDeploymentNotReady", "FastGenMetricsStale", "FastGenDownloadStuck", "FastGenRequestsHeld")
+    ),
+    Case(
         "FastGenKVCacheThrash",
         {
             engine("preemptions_total", "thrash", pod="a", mode="swap"): "0+16x60",
@@ -391,16 +462,25 @@ CASES = [
         {
             process("leader", "stuck"): "1x60",
             process("reconcile_seconds_count", "stuck"): "0+4x9 40x50",
+            process("skipped_reconciles_total", "stuck"): "0+4x9 40x50",
             operator("desired_replicas", "chat", job="stuck"): "2x60",
             process("leader", "works"): "1x60",
             process("reconcile_seconds_count", "works"): "0+1x60",
+            process("skipped_reconciles_total", "works"): "0x60",
             operator("desired_replicas", "chat", job="works"): "2x60",
+            # Nothing changes.
+            process("leader", "idle"): "1x60",
+            process("reconcile_seconds_count", "idle"): "40x60",
+            process("skipped_reconciles_total", "idle"): "0+1x60",
+            operator("desired_replicas", "chat", job="idle"): "2x60",
             # On standby, and without a resource.
             process("leader", "standby"): "0x60",
             process("reconcile_seconds_count", "standby"): "40x60",
+            process("skipped_reconciles_total", "standby"): "40x60",
             operator("desired_replicas", "chat", job="standby"): "2x60",
             process("leader", "empty"): "1x60",
             process("reconcile_seconds_count", "empty"): "40x60",
+            process("skipped_reconciles_total", "empty"): "40x60",
         },
         {"24m": [], "26m": [{"job": "stuck", "instance": "one:8080"}]},
     ),
@@ -410,7 +490,8 @@ CASES = [
         {
             process("stalled_seconds", "level"): "0x9 31.25x50",
             process("leader", "level"): "1x60",
-            process("reconcile_seconds_count", "level"): "0+1x60",
+            process("reconcile_seconds_count", "level"): "0x60",
+            process("skipped_reconciles_total", "level"): "0+1x60",
             operator("desired_replicas", "chat", job="level"): "2x60",
             # The probe restarts it every three minutes, and it is not scraped then.
             process("stalled_seconds", "restarted"): "0x9" + " 30 90 150 _" * 10,
@@ -537,7 +618,7 @@ def test_alerts_name_existing_metrics_reasons_and_sections(helm: Helm) -> None:
         dict.fromkeys(rule["alert"] for rule in alerts(groups))
     )
     known = set()
-    for registry in (EngineMetrics("model").registry, OperatorMetrics().registry):
+    for registry in (EngineMetrics("model").registry, OperatorMetrics().registry, gateway_registry()):
         for family in registry.collect():
             known |= {f"{family.name}{end}" for end in ("", "_total", "_bucket", "_count")}
     for rule in (rule for group in groups for rule in group["rules"]):

@@ -29,6 +29,11 @@ from support.waiting import eventually
 pytestmark = pytest.mark.controlplane
 
 CRD = "crd/fastgendeployments.fastgen.dev"
+GATEWAY_ARGUMENTS = {
+    *("image", "envoyImage", "logFormat", "holdSeconds", "maxHeldRequests", "drainSeconds", "networkPolicy.enabled"),
+    *(f"resources.{name}" for name in ("requests.cpu", "requests.memory", "limits.memory")),
+    *(f"envoyResources.{name}" for name in ("requests.cpu", "requests.memory", "limits.memory")),
+}
 # One rendering each. Together they use every value.
 MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -87,6 +92,38 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "serviceAccount": {"name": "mine", "annotations": {"role": "none"}},
     },
+    "with a gateway": {
+        "gateway": {
+            "enabled": True,
+            "replicas": 2,
+            "imagePullPolicy": "Always",
+            "imagePullSecrets": ["registry"],
+            "priorityClassName": "system-cluster-critical",
+            "affinity": {"nodeAffinity": {}},
+            "tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}],
+            "podLabels": {"team": "search"},
+            "podAnnotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "tmp,more"},
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "podMonitor": {"enabled": True},
+            "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"note": "yes"}},
+            "networkPolicy": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+        },
+    },
+    "with a gateway for one namespace": {"watchNamespaces": ["one"], "gateway": {"enabled": True}},
+    "with a gateway that identifies clients": {
+        "gateway": {
+            "enabled": True,
+            "listenAddress": "0.0.0.0",
+            "tlsSecretName": "certificate",
+            "apiKeys": {
+                "secretName": "clients",
+                "engineSecretName": "engines",
+                "defaults": {"tokensPerMinute": 100_000},
+                "clients": {"team-a": {"concurrentRequests": 8, "priority": -1, "namespaces": ["team-a"]}},
+            },
+            "service": {"port": 443},
+        },
+    },
     "for other tenants": {
         "podTemplate": "any",
         "operator": {"networkPolicy": {"enabled": False}},
@@ -117,8 +154,7 @@ def plane(helm: Helm) -> Iterator[ControlPlane]:
         of_others = (POD_MONITOR_CRD, PROMETHEUS_RULE_CRD, SERVICE_MONITOR_CRD, HTTP_ROUTE_CRD, SCALED_OBJECT_CRD)
         crds = [definition.fetch() for definition in of_others]
         apply(started, *spaces, *crds)
-        names = [f"crd/{crd['metadata']['name']}" for crd in crds]
-        started.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")
+        started.wait_for_crds(*(crd["metadata"]["name"] for crd in crds))
         started.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", SYSTEM, "--timeout=30s")
         yield started
 
@@ -175,6 +211,8 @@ def test_the_matrix_sets_every_value() -> None:
     plain_arguments = {"logFormat", "verbose", "resyncSeconds", "relistSeconds", "scrapeSeconds", "workers", "image"}
     assert unchanged == {
         *(f"operator.{name}" for name in plain_arguments),
+        # tests/chart/test_gateway_values.py sets them.
+        *(f"gateway.{name}" for name in GATEWAY_ARGUMENTS),
         *("operator.podDisruptionBudget.enabled", "dashboards.labels.grafana_dashboard"),
         *("egress.httpProxy", "egress.noProxy", "egress.caBundle.key"),
         *("engine.networkPolicy.dns", "engine.networkPolicy.modelSources"),
@@ -218,7 +256,7 @@ def test_the_crd_and_its_resources_outlive_a_release_and_join_the_next(plane: Co
         return name
 
     install(plane, helm, "first")
-    plane.kubectl("wait", "--for=condition=Established", CRD, "--timeout=30s")
+    plane.wait_for_crds(CRD.removeprefix("crd/"))
     apply(plane, {**resource(), "metadata": {"name": "chat", "namespace": "one"}})
     uid = plane.kubectl("get", "fgd/chat", "--namespace=one", "--output=jsonpath={.metadata.uid}")
     uninstall(plane, helm, "first")

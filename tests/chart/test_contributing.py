@@ -12,7 +12,7 @@ import pytest
 
 from chart_files.files import ROOT
 
-PRODUCT = ("engine/fastgen", "operator/fastgen_operator", "charts/dashboards")
+PRODUCT = ("engine/fastgen", "operator/fastgen_operator", "gateway/fastgen_gateway", "charts/dashboards")
 MOST_FILES = 4
 
 # A name that an earlier change of the kind introduced, as a pattern, and what NAME was then. The files of code that
@@ -28,6 +28,7 @@ EXAMPLES = {
     "add a reason for which a pod fails": ("OutOfMemory", ""),
     "add a subcommand of `kubectl fastgen`": ("drain_test|_evict", "drain_test"),
     "add a model source": ("S3Remote|s3://.*", "s3"),
+    "read another format of quantised weights": ("AWQ|AWQWeight", "awq"),
 }
 # Changes without an example of a name of their own: what must be in each file.
 POINTS = {
@@ -73,6 +74,7 @@ ON_PAGE = {
     "add a subcommand of `kubectl fastgen`": "## drain-test",
     "add an alert": "### FastGenCrashLoop",
     "reject a request field by name, or accept it without effect": "| `lora_path` |",
+    "read another format of quantised weights": "| `awq` |",
 }
 # Rows that add to another one.
 MORE_FOR = {

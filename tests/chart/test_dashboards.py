@@ -20,9 +20,10 @@ from dashboards.picture import Series, Span, draw, shown
 from dashboards.queries import Query, event_queries, fill, panel_queries, variable_queries
 from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
+from gateway.stand_ins import gateway_registry
 from harness.chart import SYSTEM, Helm
 
-NAMES = {"fleet", "deployment", "autoscaling", "operator", "model-cache"}
+NAMES = {"fleet", "deployment", "autoscaling", "operator", "model-cache", "gateway"}
 DASHBOARDS: list[dict[str, Any]] = [json.loads(text) for text in rendered().values()]
 # Labels that choose one FastGenDeployment, or some; of engines or of the operator.
 CHOICES = (
@@ -54,7 +55,7 @@ def families(*registries: CollectorRegistry | Collector) -> dict[str, set[str]]:
 
 
 def known() -> dict[str, set[str]]:
-    return families(EngineMetrics("model").registry, OperatorMetrics().registry)
+    return families(EngineMetrics("model").registry, OperatorMetrics().registry, gateway_registry())
 
 
 def metrics_in(expression: str) -> set[str]:
@@ -91,6 +92,7 @@ def test_each_dashboard_has_its_variables_and_panels_take_the_chosen_data_source
         "autoscaling": ["namespace", "deployment"],
         "operator": ["pod"],
         "model-cache": ["namespace"],
+        "gateway": ["pod"],
     }
     for dashboard in DASHBOARDS:
         names = [each["name"] for each in dashboard["templating"]["list"]]
@@ -107,7 +109,8 @@ def test_every_metric_is_on_a_panel_or_left_out_for_a_reason() -> None:
 
 def test_dashboards_of_deployments_show_scaling_decisions_and_rollouts() -> None:
     for dashboard in DASHBOARDS:
-        expected = [] if dashboard["title"].endswith("Operator") else ["Scaling decisions", "Rollouts"]
+        is_of_a_program = dashboard["title"].endswith(("Operator", "Gateway"))
+        expected = [] if is_of_a_program else ["Scaling decisions", "Rollouts"]
         assert [query.title for query in event_queries(dashboard)] == expected
 
 

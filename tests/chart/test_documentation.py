@@ -33,7 +33,7 @@ TRIED_BY = {
     r"docker (build|push) .*|pip install .*": "tests/chart/test_documentation.py",
 }
 # Where the modules of `python -m` are, and those of other projects.
-CODE = (".", "engine", "operator", "tests", "charts")
+CODE = (".", "engine", "operator", "gateway", "tests", "charts")
 OTHERS_MODULES = ("pytest", "debugpy", "mii.entrypoints.openai_api_server")
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -177,7 +177,7 @@ def test_make_targets_extras_and_build_targets_on_pages_exist() -> None:
                 pushed.add(name)
             case ["docker", "build", *_]:
                 pytest.fail(f"{place}: {command}")
-    assert built == pushed == {f"REGISTRY/{VALUES[name]['image']}" for name in ("engine", "operator")}
+    assert built == pushed == {f"REGISTRY/{VALUES[name]['image']}" for name in ("engine", "operator", "gateway")}
 
 
 def test_requests_that_pages_send_with_curl_are_valid() -> None:
@@ -195,11 +195,11 @@ def test_the_site_has_a_page_for_each_subject() -> None:
     folders = {
         "concepts": ["autoscaling", "paged-kv-cache", "splitfuse"],
         "how-to": [
-            *("air-gapped", "external-autoscaler", "gated-models", "gateway", "gpu-nodes", "kueue"),
+            *("air-gapped", "canary", "external-autoscaler", "gated-models", "gateway", "gpu-nodes", "kueue"),
             *("object-storage", "openshift", "upgrade", "volumes"),
         ],
         "coming-from": ["deepspeed-mii", "kserve", "kubeai", "vllm"],
-        "reference": ["engine-flags", "helm-values", "kubectl-fastgen", "openai", "resource"],
+        "reference": ["engine-flags", "helm-values", "kubectl-fastgen", "models", "openai", "resource"],
     }
     texts = {
         folder: {path.stem: path.read_text() for path in (ROOT / "docs" / folder).glob("*.md")} for folder in folders

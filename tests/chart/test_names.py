@@ -11,13 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Operations that each kind of device, or a specification, has a function for.
 OPERATIONS = (
-    "add_rms_norm", "commit_tokens", "embed", "experts", "gated_activation", "gelu_tanh_multiply",
-    "list_attention_work", "multiply", "narrowed", "paged_attention", "process_logits", "rms_norm", "rotary_cache",
-    "route_experts", "sample_tokens", "silu_multiply", "token_logprobs", "widened",
+    "add_rms_norm", "clamped_swiglu_multiply", "commit_tokens", "embed", "experts", "gated_activation",
+    "gelu_tanh_multiply", "int4_product",
+    "list_attention_work", "multiply", "narrowed", "paged_attention", "process_logits", "quantise_rows",
+    "rms_norm", "rotary_cache", "route_experts", "sample_tokens", "silu_multiply", "token_logprobs", "widened",
 )  # fmt: skip
 ENGINE = {
     **dict.fromkeys(OPERATIONS, "one operation for several devices or types of value"),
     "BLOCK": "values that share a scale, in files and in kernels",
+    "Bytes": "a type of arrays",
     "FAILED": "the exit code; `fetch` imports nothing of the engine",
     "FAMILIES": "of Hugging Face and of GGUF files",
     "Features": "of Hugging Face and of GGUF files",
@@ -29,7 +31,6 @@ ENGINE = {
     "ROWS": "rows per tile, in two kernels",
     "Scalar": "a type variable",
     "T": "a type variable",
-    "TILE": "keys per softmax step, in two kernels",
     "VARIANTS": "the compiled variants of a module's kernels",
     "WITHOUT_EFFECT": "keys of a configuration that change nothing, of GGUF files and of generation_config.json",
     "add": "a subcommand's arguments",
@@ -52,6 +53,7 @@ OPERATOR = {
     "main": "of a program",
     "run": "a subcommand",
 }
+GATEWAY: dict[str, str] = {"logger": "the logger of each module"}
 
 
 def defined(file: Path) -> set[str]:
@@ -68,7 +70,10 @@ def defined(file: Path) -> set[str]:
     return {name for name in found if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(("folder", "allowed"), [("engine/fastgen", ENGINE), ("operator/fastgen_operator", OPERATOR)])
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [("engine/fastgen", ENGINE), ("operator/fastgen_operator", OPERATOR), ("gateway/fastgen_gateway", GATEWAY)],
+)
 def test_no_name_of_a_program_means_two_things(folder: str, allowed: dict[str, str]) -> None:
     files = defaultdict[str, list[str]](list)
     for file in sorted((ROOT / folder).rglob("*.py")):

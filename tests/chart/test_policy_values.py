@@ -222,7 +222,7 @@ def test_invalid_values_are_rejected_by_name(helm: Helm, value: str, words: str)
         (("--neighbours", "{"), "--neighbours: not JSON"),
         (
             ("--neighbours", "[]"),
-            "--neighbours: give an object with lists named operator, prometheus, dns, dnsPorts, modelSources",
+            "--neighbours: give an object with lists named operator, gateway, prometheus, dns, dnsPorts, modelSources",
         ),
         (("--neighbours", '{"grafana": []}'), "--neighbours: give an object with lists named"),
         (("--neighbours", '{"dns": {}}'), "--neighbours: dns: give a list of objects"),

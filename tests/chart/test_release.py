@@ -24,7 +24,7 @@ def annotation(name: str) -> Any:
 def test_package_charts_and_images_have_one_version() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert {chart["appVersion"] for chart in CHARTS.values()} == {version}
-    images = {name: f"fastgen-{name}:{version}" for name in ("operator", "engine")}
+    images = {name: f"fastgen-{name}:{version}" for name in ("operator", "engine", "gateway")}
     assert {name: VALUES[name]["image"] for name in images} == images
     assert {image["name"]: image["image"] for image in annotation("images")} == images
     assert CHARTS["fastgen"]["kubeVersion"] == CHARTS["fastgen-crds"]["kubeVersion"]

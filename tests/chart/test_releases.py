@@ -106,7 +106,7 @@ def test_each_policy_restricts_the_operator_of_its_own_release_and_class(plane: 
     release(plane, helm, "install", "one", "--take-ownership")
     release(plane, helm, "install", "two", *SECOND)
     try:
-        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        plane.wait_for_crds("fastgendeployments.fastgen.dev")
         for name, kind in (("plain", None), ("blue", "blue")):
             made = resource(name, **({} if kind is None else {"operatorClass": kind}))
             plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(made))
@@ -136,9 +136,7 @@ def test_monitors_and_pools_have_only_the_pods_of_their_resource_and_no_credenti
         plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(definition.fetch()))
     release(plane, helm, "install", "one", "--take-ownership")
     try:
-        for kind in (FASTGEN, *OPTIONAL):
-            crd = f"crd/{kind.plural}.{kind.group}"
-            plane.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
+        plane.wait_for_crds(*(f"{kind.plural}.{kind.group}" for kind in (FASTGEN, *OPTIONAL)))
         plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(resource()))
         owner = json.loads(plane.kubectl("get", "--namespace", "shared", "fgd/chat", "--output=json"))
         made = {kind: manifest(kind, owner, replace(PLATFORM, optional_kinds=frozenset(OPTIONAL))) for kind in OPTIONAL}

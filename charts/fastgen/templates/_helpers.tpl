@@ -48,6 +48,33 @@ helm.sh/chart: {{ include "fastgen.labelValue" (printf "%s-%s" .Chart.Name .Char
 {{- mergeOverwrite $own (deepCopy .more) $fixed | toYaml -}}
 {{- end -}}
 
+{{- /* Names and labels of the gateway. A Service's name begins with a letter. */ -}}
+{{- define "fastgen.gateway" -}}
+{{- $full := ternary .Release.Name (printf "%s-fastgen" .Release.Name) (contains "fastgen" .Release.Name) -}}
+{{- $name := printf "%s-gateway" ($full | trunc 47 | trimSuffix "-") -}}
+{{- regexMatch "^[a-z]" $name | ternary $name (printf "fastgen-%s" $name) -}}
+{{- end -}}
+
+{{- define "fastgen.gatewaySelector" -}}
+app.kubernetes.io/name: fastgen-gateway
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "fastgen.gatewayLabels" -}}
+{{- mergeOverwrite (include "fastgen.labels" . | fromYaml) (include "fastgen.gatewaySelector" . | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{- /* What the gateway reads. tests/chart checks that these are the requests of its code. */ -}}
+{{- define "fastgen.gatewayRules" -}}
+- apiGroups: [fastgen.dev]
+  resources: [fastgendeployments]
+  verbs: [list, watch]
+# The replicas' addresses.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list, watch]
+{{- end -}}
+
 {{- define "fastgen.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "fastgen.name" .) -}}
 {{- end -}}
@@ -155,9 +182,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- define "fastgen.neighbours" -}}
 {{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
 {{- $pods := dict "matchLabels" (include "fastgen.selector" . | fromYaml) -}}
+{{- $gateway := dict "matchLabels" (include "fastgen.gatewaySelector" . | fromYaml) -}}
 {{- $network := .Values.engine.networkPolicy -}}
 {{- dict
   "operator" (list (dict "namespaceSelector" $namespace "podSelector" $pods))
+  "gateway" (ternary (list (dict "namespaceSelector" $namespace "podSelector" $gateway)) list .Values.gateway.enabled)
   "prometheus" .Values.monitoring.prometheus
   "dns" $network.dns
   "dnsPorts" $network.dnsPorts

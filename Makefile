@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := engine operator tests benchmarks charts
+CODE := engine operator gateway tests benchmarks charts
 # torch releases are large, so `make lock` keeps this version; change it here.
 TORCH := 2.13.0
 # Versions that GPU machines have, tested by `make versions`: Python, and the packages that differ from the newest ones.
@@ -18,6 +18,8 @@ FUZZ ?= tests/engine/model/test_damaged_files.py
 UV := .venv/tools/bin/uv
 LOCKED := --universal --generate-hashes --no-emit-index-url --no-header --quiet
 COMPILE := $(UV) pip compile --python-version 3.11 $(LOCKED)
+# xds-protos brings an older copy of OpenTelemetry's messages, in the same files: the package that has them comes last.
+LAST := --no-deps --reinstall-package opentelemetry-proto
 CLUSTER := PYTHONPATH=tests $(BIN)/python -m cluster
 # Processes of tests and pods import torch and transformers. Without cached bytecode, each process compiles them again,
 # which takes many seconds. Pods cannot write to .venv, so what they import is compiled beforehand. The packages below are
@@ -28,12 +30,12 @@ COMPILED_LATER := site-packages/(fontTools|kubernetes|langchain_core|langsmith|l
 STAMP := .venv/stamps/$(shell cat requirements/dev.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 GPU_STAMP := .venv-3.12/stamps/$(shell cat requirements/gpu.txt requirements/build.txt pyproject.toml | sha256sum | cut -c1-16)
 # Fast tests come first, so that mistakes show early.
-TESTS := $(wildcard tests/engine tests/gpu tests/chart tests/operator tests/cluster tests/e2e)
+TESTS := $(wildcard tests/engine tests/gpu tests/gateway tests/chart tests/operator tests/cluster tests/e2e)
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-up: ## start a one-node Kubernetes, the operator and a small model, and ask it a question
+up: ## start a one-node Kubernetes, the operator, the gateway and a small model, and ask it a question
 	@$(MAKE) --no-print-directory --jobs 2 prepared programs
 	@$(CLUSTER) up
 
@@ -117,6 +119,7 @@ lock: environment ## pin the newest versions of all dependencies; UPGRADE= keeps
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine -o requirements/engine.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra engine --extra demo -o requirements/engine-demo.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra operator -o requirements/operator.txt
+	$(COMPILE) pyproject.toml -c requirements/dev.txt --extra gateway -o requirements/gateway.txt
 	cp requirements/dev.txt requirements/gpu.txt
 	$(UV) pip compile --python-version 3.12 $(LOCKED) pyproject.toml --all-extras \
 		$(GPU_PACKAGES:%=--upgrade-package %) -o requirements/gpu.txt
@@ -135,6 +138,7 @@ $(STAMP):
 	@$(PYTHON) -m venv --clear .venv/tools
 	@.venv/tools/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	@$(UV) pip sync --python .venv --require-hashes requirements/dev.txt
+	@$(UV) pip install --python .venv --require-hashes -r requirements/dev.txt $(LAST)
 	@$(BIN)/python -m compileall -qq -j 0 -x '$(COMPILED_LATER)' .venv/lib || true
 	@$(UV) pip install --python .venv --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv/stamps && mkdir .venv/stamps && touch $@
@@ -146,5 +150,6 @@ $(GPU_STAMP): | environment
 		|| { echo "error: no Python 3.12: make versions PYTHON312=/path/to/python3.12" >&2; exit 1; }
 	@[ -x .venv-3.12/bin/python ] || $(PYTHON312) -m venv --without-pip .venv-3.12
 	@$(UV) pip sync --python .venv-3.12 --require-hashes --compile-bytecode requirements/gpu.txt
+	@$(UV) pip install --python .venv-3.12 --require-hashes -r requirements/gpu.txt $(LAST)
 	@$(UV) pip install --python .venv-3.12 --no-deps --build-constraints requirements/build.txt --editable .
 	@rm -rf .venv-3.12/stamps && mkdir .venv-3.12/stamps && touch $@

@@ -1,10 +1,11 @@
 """CPU kernels compared with the library calls that they replace: `python benchmarks/kernels.py`.
 
 Matrix products are compared with oneDNN's packed ones, and those with quantised activations, on processors with
-AVX512-VNNI, with oneDNN's in bfloat16 and with our weight-only product; those with int8 weights, attention and the
-element-wise kernels with torch's operations. Values are random, shapes are those of SmolLM2-135M, and all layers run in
-sequence so that no weight stays in a cache. The two are called alternately; each figure is the median ratio of
-consecutive times, with its quartiles.
+AVX512-VNNI, with oneDNN's in bfloat16 and with our weight-only product, those of 4 bits with both; the head in
+bfloat16, which returns float32, on processors with AVX512-BF16, with oneDNN's, which rounds, and a conversion to
+float32; those with int8 weights, attention and the element-wise kernels with torch's operations. Values are random,
+shapes are those of SmolLM2-135M, and all layers run in sequence so that no weight stays in a cache. The two are called
+alternately; each figure is the median ratio of consecutive times, with its quartiles.
 
 `--one-thread`: see `paired_timing`.
 """
@@ -21,16 +22,20 @@ import torch
 import torch.nn.functional as F
 
 from fastgen.kernels.cpu import elementwise
-from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.decode import NO_SINK, attend_decodes
 from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
-from fastgen.kernels.cpu.vector_width import TILE_COLUMNS, has_vnni
+from fastgen.kernels.cpu.vector_width import TILE_COLUMNS, has_bfloat16, has_vnni
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
+from fastgen.model.checkpoint.packed_blocks import Factors, PackedBlocks
+from fastgen.model.layers.bfloat16_linear import BFloat16Head
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
 from fastgen.model.layers.linear import OneDNNLinear, TiledLinear
+from fastgen.model.layers.packed_linear import PackedLinear
 
-HIDDEN, INTERMEDIATE = 576, 1536
+HIDDEN, INTERMEDIATE, VOCABULARY = 576, 1536, 49152
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 9, 3, 64, 64
+NO_SINKS = np.full(HEADS, NO_SINK, np.float32)
 # [out, in] of a layer's products: fused QKV, attention output, fused gate and up, down.
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 ROWS = (1, 8, 16, 64, 128, 256)
@@ -81,9 +86,29 @@ def our_vnni(weight: torch.Tensor) -> Int8VNNILinear:
     return Int8VNNILinear(Int8Blocks.quantise(weight.numpy()))
 
 
+def our_four_bits(weight: torch.Tensor) -> PackedLinear:
+    """Return our product of quantised activations with weights like Q4_0's, whose values are random."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 16, tuple(weight.shape), dtype=np.uint8)
+    halves = rng.uniform(0.01, 0.02, (len(weight), weight.shape[1] // 32)).astype(np.float16)
+    return PackedLinear(PackedBlocks(4, values, 8, Factors(halves)))
+
+
 def onednn_bfloat16(weight: torch.Tensor) -> OneDNNLinear:
     """Return oneDNN's product in bfloat16."""
     return OneDNNLinear(weight.bfloat16())
+
+
+def heads() -> Callable[[int], tuple[Run, Run]]:
+    """Return a factory of functions that compute float32 logits of a number of rows: our head, and oneDNN's product."""
+    weight = torch.randn(VOCABULARY, HIDDEN).bfloat16()
+    ours, theirs = BFloat16Head(weight), OneDNNLinear(weight)
+
+    def of(rows: int) -> tuple[Run, Run]:
+        hidden = torch.randn(rows, HIDDEN).bfloat16()
+        return lambda: ours(hidden), lambda: theirs(hidden).float()
+
+    return of
 
 
 def products(
@@ -128,7 +153,8 @@ def attention(tokens: int, context: int) -> tuple[Run, Run]:
         )
         for layer in range(LAYERS):
             pages = keys[layer].numpy(), values[layer].numpy()
-            attend_chunks(queries.numpy(), *pages, table.numpy(), items, out.numpy(), np.float32(scale), np.float32(0))
+            factors = np.float32(scale), np.float32(0), NO_SINKS
+            attend_chunks(queries.numpy(), *pages, table.numpy(), items, out.numpy(), *factors, False)
         return out
 
     def gathered(pages: torch.Tensor) -> torch.Tensor:
@@ -169,7 +195,7 @@ def decoding(count: int, context: int) -> tuple[Run, Run]:
         for layer in range(LAYERS):
             pages = keys[layer].numpy(), values[layer].numpy()
             items = tables.numpy(), work.items, work.merges, parts, out.numpy()
-            attend_decodes(queries.numpy(), *pages, *items, np.float32(scale), np.float32(0))
+            attend_decodes(queries.numpy(), *pages, *items, np.float32(scale), np.float32(0), NO_SINKS)
         return out
 
     def gathered(pages: torch.Tensor) -> torch.Tensor:
@@ -247,6 +273,12 @@ def main() -> None:
         print_row("VNNI : weight-only int8", rows, [ratio(quantised(n), ours(n), seconds) for n in ROWS])
         ours, theirs = products(our_vnni, torch.bfloat16), products(onednn_bfloat16, torch.bfloat16)
         print_row("VNNI : oneDNN's in bfloat16", rows, [ratio(ours(n), theirs(n), seconds) for n in ROWS])
+        packed = products(our_four_bits, torch.bfloat16)
+        print_row("4 bits : VNNI with 8 bits", rows, [ratio(packed(n), ours(n), seconds) for n in ROWS])
+        print_row("4 bits : oneDNN's in bfloat16", rows, [ratio(packed(n), theirs(n), seconds) for n in ROWS])
+    if has_bfloat16():
+        head = heads()
+        print_row("head in bfloat16 : oneDNN's", rows, [ratio(*head(n), seconds) for n in ROWS])
     chunks = [f"{tokens} after {context}" for tokens, context in CHUNKS]
     print_row("attention of a chunk : torch's", chunks, [ratio(*attention(*chunk), seconds) for chunk in CHUNKS])
     decodes = [f"{count} decodes @{context}" for count, context in DECODES]

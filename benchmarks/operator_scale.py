@@ -330,7 +330,7 @@ def main() -> None:
         plane.kubectl("apply", "--filename", "-", stdin=json.dumps(FLOW_SCHEMA))
         for number in range(NAMESPACES):
             plane.kubectl("create", "namespace", f"team-{number}")
-        plane.kubectl("wait", "--for=condition=Established", "crd/fastgendeployments.fastgen.dev", "--timeout=30s")
+        plane.wait_for_crds("fastgendeployments.fastgen.dev")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         operator = Operator(plane, container, log)
         with fake_nodes(plane, -(-figures.pods * 2 // PODS_PER_NODE), POD_ADDRESSES):

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastgen.kv_cache.sizing import (
-    KVShape,
     gpu_cache_memory,
+    least_memory,
     plan_kv_blocks,
     resolve_max_model_length,
     working_memory_bytes,
 )
+from fastgen.model.cache_shape import cache_shape
 from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
 from fastgen.settings import ConfigError, EngineConfig
@@ -97,18 +98,13 @@ MODELS: dict[str, ModelArchitecture] = {
 }
 
 
-def kv_shape(model: ModelArchitecture, element_bytes: int) -> KVShape:
-    """Return the shape of one token's keys and values."""
-    return KVShape(model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim, element_bytes)
-
-
 def gpu_tokens(model: ModelArchitecture, gpu_gib: int) -> int:
     """Return the tokens in the KV cache of a GPU in bfloat16; 0 if the model does not fit.
 
     The engine measures the peak memory of a step on a GPU. This is the computed one of a CPU in float32, which is more.
     """
     config = EngineConfig(model="", device="cuda", token_budget=_GPU_BUDGET, max_model_length=_LENGTH)
-    kv = kv_shape(model, 2)
+    kv = cache_shape(model, 2)
     free = max(0, gpu_gib * GIB - 2 * model.num_parameters)
     step = working_memory_bytes(config, model, kv)
     memory = gpu_cache_memory(config, total_bytes=gpu_gib * GIB, free_bytes=free, step_bytes=step)
@@ -123,10 +119,10 @@ def gpu_tokens(model: ModelArchitecture, gpu_gib: int) -> int:
 def container_bytes(model: ModelArchitecture, dtype: str) -> int:
     """Return the memory limit with which a replica on a CPU has `_CPU_TOKENS` tokens of KV cache."""
     config = EngineConfig(model="", device="cpu", dtype=dtype, max_model_length=_LENGTH)
-    kv = kv_shape(model, _ELEMENT_BYTES[dtype])
-    cache = _CPU_TOKENS // config.block_size * kv.block_bytes(config.block_size)
-    weights = _ELEMENT_BYTES[dtype] * model.num_parameters
-    return weights + working_memory_bytes(config, model, kv) + _PROCESSES + cache * 100 // config.memory_percent
+    kv = cache_shape(model, _ELEMENT_BYTES[dtype])
+    step = working_memory_bytes(config, model, kv)
+    need = least_memory(config, kv, _ELEMENT_BYTES[dtype] * model.num_parameters, step_bytes=step, tokens=_CPU_TOKENS)
+    return need.total + _PROCESSES
 
 
 def gpu_table() -> str:
@@ -148,7 +144,7 @@ def cpu_table() -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, model in MODELS.items():
-        kib = kv_shape(model, 2).block_bytes(1) / 1024
+        kib = cache_shape(model, 2).block_bytes(1) / 1024
         weights = (size * model.num_parameters / GIB for size in (2, 4))
         containers = (container_bytes(model, dtype) / GIB for dtype in ("bfloat16", "float32"))
         lines.append(f"| {name} | {kib:.0f} | " + " | ".join(f"{gib:.1f}" for gib in (*weights, *containers)) + " |")

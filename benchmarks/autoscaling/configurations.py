@@ -136,14 +136,15 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
         most: maximum number of replicas.
     """
 
-    def ours(percent: int | None = None) -> Callable[[Scenario], Policy]:
+    def ours(percent: int | None = None, learning: str = "Advise", attained: int = 99) -> Callable[[Scenario], Policy]:
         targets = {
             "timeToFirstTokenMilliseconds": round(1000 * engine.targets.first_token),
             "interTokenLatencyMilliseconds": round(1000 * engine.targets.gap),
             "utilizationPercent": percent,
+            "attainmentPercent": attained,
         }
         spec = {"device": "cuda", "maxSequences": engine.device.max_sequences}
-        return lambda _: Operator({"maxReplicas": most, "targets": targets}, spec)
+        return lambda _: Operator({"maxReplicas": most, "targets": targets, "learning": learning}, spec)
 
     def knows(utilization: float) -> Callable[[Scenario], Policy]:
         # The longest start, one second until the Service knows of the pod, and a drain of about half a minute.
@@ -182,6 +183,7 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
         make(OURS, "default", False, ours()),
         make(OURS, "default, least loaded of two", False, ours(), least_loaded),
         *(make(OURS, f"utilization {percent} %", False, ours(percent)) for percent in (85, 70, 60, 50)),
+        *(make(OURS, f"learning, {share} % in time", False, ours(None, "Apply", share)) for share in (99, 97)),
         make("HPA on waiting", "5, default", False, waiting(5.0)),
         *(make("HPA on waiting", f"{threshold:g}", True, waiting(threshold)) for threshold in (2.0, 1.0)),
         make("Knative", "70 in flight, default", False, knative(70.0), least_loaded),

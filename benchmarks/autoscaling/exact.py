@@ -25,6 +25,7 @@ class _Runner:
     """A runner whose steps take the device's time, one after the other, and always sample the same token."""
 
     num_host_blocks = 0
+    num_state_slots = 0
     seconds_per_block = 0.0
     block_size = _BLOCK
     vocab_size = 2

@@ -203,7 +203,7 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: 
     `fastgen.core.chunking.Allowance`; without prompts the step takes `alone` seconds.
     """
     costs, given, pairs = _costs(s), share, 0
-    only, least_tokens = -1, 0
+    only, least_tokens, taken = -1, 0, 0  # taken: tokens of the first prompt
     places = s.max_sequences - s.num[DECODING] - s.num[PARTIAL]
     oldest = -1
     for at in range(s.num[PARTIAL]):
@@ -224,13 +224,18 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: 
             in_time = max(in_time, least_tokens)
         is_full = in_time < size and most == share
         if is_full:
-            in_time = _whole_tiles(s.num[DECODING] + given - share, in_time, 0)
+            # Products compute the rows of a step in tiles; attention computes those of a chunk.
+            before = taken if only == oldest else 0
+            is_mostly_attention = s.context_pair * (start - before) > s.token
+            others = 0 if is_mostly_attention else s.num[DECODING] + given - share - before
+            in_time = max(0, _whole_tiles(others, before + in_time, 0) - before)
         size = min(size, in_time)
         if size > 0:
             if waiting >= 0:
                 _begin(s, lists, waiting)
                 places -= 1
             least_tokens = least_tokens - size if only == oldest else 0
+            taken += size if only == oldest else 0
             r.left -= size
             s.pending -= size
             share -= size

@@ -57,7 +57,11 @@ def server(contender: dict[str, Any]) -> Iterator[None]:
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended, which `wait_ready` reports
                 os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:  # its figures are known and must not be lost
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,8 @@
 """What long prompts do to running streams: `python -m benchmarks.serving.long_prompts CONTENDERS.toml [--rounds 3]`.
 
 Eight clients stream, then two long prompts arrive at once. The table has the streams' inter-token latencies before the
-long prompts arrive, until both have their first token, and after that, and the times to these first tokens.
+long prompts arrive, until both have their first token, and after that, and the times to these first tokens. `--svg`
+draws the longest gap between two tokens of a stream over the time of the first round.
 
 Contenders are those of `compare.py`; instead of `run` they have the key `url`, the address of their server, and
 optionally `model`. Elapsed times, so nothing else should run on the machine.
@@ -34,6 +35,23 @@ FIGURES: Final = (
     *("before p50 ms", "before p99 ms", "during p50 ms", "during p99 ms", "during max ms", "after p99 ms"),
     *("during tok/s each", "first long prompt s", "last long prompt s"),
 )
+# Seconds for which the plot has one value.
+_BIN: Final = 0.25
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one server did.
+
+    Attributes:
+        figures: by their names in `FIGURES`.
+        gaps: of all streams: seconds from the arrival of the long prompts to the later token, and the gap in ms.
+        computed: seconds from the arrival until both long prompts had their first token.
+    """
+
+    figures: dict[str, float]
+    gaps: list[tuple[float, float]]
+    computed: float
 
 
 @dataclass(frozen=True)
@@ -81,8 +99,8 @@ class Stream(threading.Thread):
             self.failure = str(error)
 
 
-def measure(url: str, model: str | None, load: Load, seed: int) -> dict[str, float]:
-    """Return the figures of one server.
+def measure(url: str, model: str | None, load: Load, seed: int) -> Measurement:
+    """Measure one server.
 
     Raises:
         RuntimeError: a stream failed or ended too early.
@@ -129,7 +147,8 @@ def measure(url: str, model: str | None, load: Load, seed: int) -> dict[str, flo
         *(percentile(during, 0.5), percentile(during, 0.99), during[-1], percentile(after, 0.99)),
         *(len(during) / load.streams / (computed - arrived), first_tokens[0], first_tokens[-1]),
     )
-    return dict(zip(FIGURES, values, strict=True))
+    figures = dict(zip(FIGURES, values, strict=True))
+    return Measurement(figures, [(at - arrived, gap * 1000) for at, gap in gaps if at > begin], computed - arrived)
 
 
 def _sorted_ms(gaps: Sequence[tuple[float, float]], begin: float, end: float) -> list[float]:
@@ -137,13 +156,45 @@ def _sorted_ms(gaps: Sequence[tuple[float, float]], begin: float, end: float) ->
     return sorted(gap * 1000 for at, gap in gaps if begin < at <= end)
 
 
-def table(rounds: Sequence[dict[str, dict[str, float]]]) -> str:
+def table(rounds: Sequence[dict[str, Measurement]]) -> str:
     """Return each contender's medians over the rounds as a Markdown table."""
     lines = ["| | " + " | ".join(FIGURES) + " |", "|---" + "|---:" * len(FIGURES) + "|"]
     for name in rounds[0]:
-        medians = [statistics.median(found[name][figure] for found in rounds) for figure in FIGURES]
+        medians = [statistics.median(found[name].figures[figure] for found in rounds) for figure in FIGURES]
         lines.append(f"| {name} | " + " | ".join(f"{value:.4g}" for value in medians) + " |")
     return "\n".join(lines)
+
+
+def draw(found: dict[str, Measurement], load: Load, file: Path) -> None:
+    """Draw the longest gap in each quarter of a second, a panel for each contender."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    matplotlib.rcParams["svg.hashsalt"] = "long prompts"  # the same file for the same figures
+    figure, cells = pyplot.subplots(
+        len(found), 1, figsize=(9, 1.7 * len(found)), sharex=True, sharey=True, squeeze=False
+    )
+    for (axis,), (name, measured) in zip(cells, found.items(), strict=True):
+        longest: dict[float, float] = {}
+        for at, gap in measured.gaps:
+            # A gap is drawn for as long as it lasted.
+            for number in range(round((at - gap / 1000) / _BIN), round(at / _BIN) + 1):
+                longest[number * _BIN] = max(gap, longest.get(number * _BIN, 0.0))
+        times = [time for time in sorted(longest) if -load.seconds / 2 <= time <= measured.computed + load.seconds / 2]
+        axis.axvspan(0, measured.computed, color="#ddd", linewidth=0)
+        axis.step(times, [longest[time] for time in times], where="mid", color="#0b6e99", linewidth=1.3)
+        axis.set_ylim(bottom=0)
+        axis.set_title(name, fontsize=9, loc="left")
+        axis.grid(alpha=0.3)
+    figure.supxlabel(
+        f"seconds since {load.prompts} prompts of {load.words:,} words arrived; grey: until both have a token"
+    )
+    figure.supylabel("longest gap between tokens, ms", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -155,6 +206,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2, help="long prompts (default: %(default)s)")
     parser.add_argument("--words", type=int, default=6000, help="words of a long prompt (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=10, help="seconds before and after (default: %(default)s)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the first round")
     given = parser.parse_args()
     load = Load(given.streams, given.prompts, given.words, given.seconds)
     contenders = tomllib.loads(given.contenders.read_text())
@@ -168,8 +220,10 @@ def main() -> None:
                 # The first steps of a process are slow.
                 measure(contender["url"], contender.get("model"), Load(2, 1, 256, 1), -1 - number)
                 found[name] = measure(contender["url"], contender.get("model"), load, number)
-            print(f"round {number + 1}: {name}: {json.dumps(found[name])}", file=sys.stderr, flush=True)
+            print(f"round {number + 1}: {name}: {json.dumps(found[name].figures)}", file=sys.stderr, flush=True)
         rounds.append({name: found[name] for name in contenders})
+        if given.svg is not None and not number:
+            draw(rounds[0], load, given.svg)
     print(table(rounds))
 
 

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("control-plane", help="run a bare control plane until interrupted")
     build = commands.add_parser("build", help="build an image with buildah and print its name")
-    build.add_argument("target", choices=["engine", "operator"])
+    build.add_argument("target", choices=["engine", "gateway", "operator"])
     build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     return parser
 

@@ -23,6 +23,7 @@ from cluster.programs import ensure_programs
 Kind = Literal["external", "kind", "native"]
 Say = Callable[[str], None]
 DEMO = {"DEMO": "1"}
+IN_DEMO: tuple[images.Target, ...] = ("operator", "gateway")  # the stand-in image has the engine of this tree
 NOT_OURS = "push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from"
 # Stopping processes does not need the programs, so `down` works without building them.
 UNUSED = Path("unused")
@@ -112,7 +113,8 @@ def prepare_bed(say: Say) -> None:
     if choose(os.environ, kind.docker_answers) == "native":
         ensure_packages(say)
         standin.ensure_kernels(say)
-        images.build("operator", {}, say)
+        for target in IN_DEMO:
+            images.build(target, {}, say)
 
 
 def close_bed(say: Say) -> None:

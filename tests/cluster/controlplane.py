@@ -98,6 +98,19 @@ class ControlPlane:
         """Run kubectl as the administrator and return its stdout. Raises CommandError, which includes its stderr."""
         return run([self.programs / "kubectl", f"--kubeconfig={self.kubeconfig}", *args], stdin=stdin)
 
+    def wait_for_crds(self, *names: str) -> None:
+        """Wait until the API server serves the kinds of these CRDs.
+
+        `kubectl wait` fails for a CRD that has no conditions yet.
+        """
+
+        def served() -> bool:
+            path = "{range .status.conditions[?(@.type=='Established')]}{.status}{end}"
+            found = (self.kubectl("get", "crd", name, f"--output=jsonpath={path}") for name in names)
+            return all(status == "True" for status in found)
+
+        wait_for(f"the CRDs {', '.join(names)}", served, seconds=30)
+
     def kubeconfig_for(self, name: str, user: str, groups: Sequence[str] = ()) -> Path:
         """Return a kubeconfig in the folder with a client certificate of the user. Its rights come from RBAC."""
         authority = Authority.open(self.folder / "pki")

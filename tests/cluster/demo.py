@@ -7,14 +7,19 @@ import os
 import shlex
 import urllib.error
 import urllib.request
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
 
-from cluster.bed import Bed, choose, close_bed, existing_bed, open_bed
-from cluster.endpoint import service_url
+from cluster import standin
+from cluster.archive import write
+from cluster.bed import Bed, Say, choose, close_bed, existing_bed, open_bed
+from cluster.endpoint import PORT, service_url
 from cluster.images import REPOSITORY
 from cluster.kind import docker_answers
 from cluster.progress import Progress
@@ -31,23 +36,44 @@ QUESTION = "What is the capital of Germany?"
 READY_SECONDS = 600.0
 
 
+class Endpoint(NamedTuple):
+    """A Service with an OpenAI-compatible API."""
+
+    title: str
+    namespace: str
+    name: str
+    port: int
+
+
+GATEWAY = Endpoint("Gateway, for all exposed models", SYSTEM, "fastgen-gateway", 80)
+MODEL = Endpoint("Endpoint", SPACE, NAME, PORT)
+
+
 def up(console: Console) -> None:
-    """Start the cluster, the operator and a small model, and send it a question. Reuses what already runs.
+    """Start the cluster, the operator, the gateway and a small model, and send it a question. Reuses what already runs.
+
+    On an external cluster, there is a gateway only if FASTGEN_GATEWAY_IMAGE is set.
 
     Raises the errors of open_bed(), and TimeoutError with the last Ready condition if the model is not ready in time.
     """
     progress = Progress(console, steps=4)
     with progress.step("Start Kubernetes and load the images"):
         bed = open_bed(progress.say)
-    with progress.step("Install the operator with its chart"):
-        install(bed)
+    flags = gateway_flags(bed, progress.say)
+    with progress.step(f"Install the operator{' and the gateway' if flags else ''} with the chart"):
+        install(bed, RELEASE, *flags)
     with progress.step(f"Deploy a model: {EXAMPLE.relative_to(REPOSITORY)}"):
         bed.kubectl("-n", SPACE, "apply", "-f", str(EXAMPLE))
+        if flags:
+            bed.kubectl("-n", SPACE, "patch", RESOURCE, "--type=merge", '--patch={"spec":{"gateway":{"expose":true}}}')
         wait_until_ready(bed, progress)
-    with progress.step(f"Ask a question: {QUESTION}"), service_url(bed, SPACE, NAME) as url:
-        answer = wait_for("a response from the Service", lambda: _ask(url), seconds=60, every=0.2)
-        progress.say(answer)
-    _print_next(console, bed, url)
+    endpoints = [MODEL]
+    if flags:
+        endpoints.insert(0, GATEWAY)
+    with progress.step(f"Ask a question: {QUESTION}"), ExitStack() as stack:
+        urls = [stack.enter_context(service_url(bed, each.namespace, each.name, each.port)) for each in endpoints]
+        progress.say(wait_for(f"a response from {urls[0]}", lambda: _ask(urls[0]), seconds=60, every=0.2))
+    _print_next(console, bed, endpoints, urls)
 
 
 def down(console: Console) -> None:
@@ -74,6 +100,24 @@ def install(bed: Bed, release: str = RELEASE, *flags: str) -> None:
     images = [f"--set=operator.image={bed.operator_image}", f"--set=engine.image={bed.engine_image}"]
     where = ["--namespace", SYSTEM, "--create-namespace"]
     bed.helm("upgrade", "--install", release, str(CHART), *where, *images, "--wait", "--timeout=180s", *flags)
+
+
+def gateway_flags(bed: Bed, say: Say) -> list[str]:
+    """Load the gateway's images and return the helm flags that enable it; none if the cluster cannot have the images.
+
+    The native cluster gets this machine's Envoy, kind pulls Envoy's own image.
+    """
+    if bed.kind == "external":
+        image = os.environ.get("FASTGEN_GATEWAY_IMAGE")
+        return ["--set=gateway.enabled=true", f"--set=gateway.image={image}"] if image else []
+    flags = ["--set=gateway.enabled=true", f"--set=gateway.image={bed.build_image('gateway', say=say)}"]
+    if bed.kind == "kind":
+        return flags
+    with TemporaryDirectory() as folder:
+        archive = Path(folder) / "image.tar"
+        write(standin.envoy_image(), archive)
+        bed.load_image(standin.ENVOY, archive)
+    return [*flags, f"--set=gateway.envoyImage={standin.ENVOY}"]
 
 
 def remove_example(bed: Bed) -> None:
@@ -153,22 +197,29 @@ def _ask(url: str) -> str | None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["choices"][0]["message"]["content"])
     except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None  # the gateway knows a model only a moment after it is exposed
         raise RuntimeError(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
     except OSError:
         return None  # the Service forwards to a pod only a moment after it is ready
 
 
-def _print_next(console: Console, bed: Bed, url: str) -> None:
-    kubectl = shlex.join([str(bed.programs / "kubectl"), "get", "fgd"])
+def _print_next(console: Console, bed: Bed, endpoints: list[Endpoint], urls: list[str]) -> None:
+    kubectl = shlex.quote(str(bed.programs / "kubectl"))
     forward: list[str] = []
     if bed.kind != "native":
-        url = "http://127.0.0.1:8000"
-        forward = [f"{shlex.quote(str(bed.programs / 'kubectl'))} port-forward service/{NAME} 8000 &"]
+        ports = range(8000, 8000 + len(endpoints))
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        forward = [
+            f"{kubectl} -n {each.namespace} port-forward service/{each.name} {port}:{each.port} &"
+            for port, each in zip(ports, endpoints, strict=True)
+        ]
+    url, page = urls[0], urls[-1]
     message = json.dumps({"model": NAME, "messages": [{"role": "user", "content": QUESTION}]})
     lines = [
         f"export KUBECONFIG={shlex.quote(str(bed.kubeconfig))}",
         *forward,
-        kubectl,
+        f"{kubectl} get fgd",
         "",
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(message)}",
         "",
@@ -180,10 +231,10 @@ def _print_next(console: Console, bed: Bed, url: str) -> None:
         '    print(part.choices[0].delta.content or "", end="", flush=True)',
         "END",
         "",
-        f"Page: {url}/ui",
+        f"Page: {page}/ui",
         "Ask something there, and switch Long prompts on: their chunks share the steps with tokens of other answers.",
     ]
-    console.print(Rule(f"Endpoint: {url}/v1"))
+    console.print(Rule(f"{endpoints[0].title}: {url}/v1"))
     for line in lines:
         console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(Rule("To remove everything: make down"))

@@ -19,17 +19,23 @@ def service_url(bed: Bed, namespace: str, name: str, port: int = PORT) -> Iterat
     """Yield http://ADDRESS:PORT of the Service.
 
     On a native bed this machine is the node, so the Service's cluster IP works. Otherwise kubectl forwards a free port
-    to one ready pod for the duration of the context, and `port` is the pods' as well. Raises CommandError if there is
-    no such Service, TimeoutError if it has no ready pod, RuntimeError if forwarding fails.
+    to one ready pod for the duration of the context.
+
+    Raises CommandError if there is no such Service, TimeoutError if it has no ready pod, RuntimeError if forwarding
+    fails.
     """
-    address = bed.kubectl("-n", namespace, "get", "service", name, "-o=jsonpath={.spec.clusterIP}")
+    spec = json.loads(bed.kubectl("-n", namespace, "get", "service", name, "-o=json"))["spec"]
+    address = spec["clusterIP"]
     if bed.kind == "native":
         yield f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
         return
-    pod = wait_for(f"a ready pod of service {name}", lambda: _ready_pod(bed, namespace, name), seconds=30, every=0.3)
+    port_name = next(each.get("name") for each in spec["ports"] if each["port"] == port)
+    pod, pod_port = wait_for(
+        f"a ready pod of service {name}", lambda: _ready_pod(bed, namespace, name, port_name), seconds=30, every=0.3
+    )
     command = [str(bed.programs / "kubectl"), f"--kubeconfig={bed.kubeconfig}", "-n", namespace]
     forward = subprocess.Popen(
-        [*command, "port-forward", "--address=127.0.0.1", f"pod/{pod}", f":{port}"],
+        [*command, "port-forward", "--address=127.0.0.1", f"pod/{pod}", f":{pod_port}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -45,9 +51,16 @@ def service_url(bed: Bed, namespace: str, name: str, port: int = PORT) -> Iterat
         forward.wait()
 
 
-def _ready_pod(bed: Bed, namespace: str, service: str) -> str | None:
-    """Return a ready pod of the Service. For a Service, `kubectl port-forward` may choose one that is being deleted."""
+def _ready_pod(bed: Bed, namespace: str, service: str, port_name: str | None) -> tuple[str, int] | None:
+    """Return a ready pod of the Service and its port with that name.
+
+    For a Service, `kubectl port-forward` may choose one that is being deleted.
+    """
     selector = f"kubernetes.io/service-name={service}"
     slices = json.loads(bed.kubectl("-n", namespace, "get", "endpointslices", "-l", selector, "-o=json"))["items"]
-    endpoints = (endpoint for each in slices for endpoint in each.get("endpoints") or ())
-    return next((each["targetRef"]["name"] for each in endpoints if each["conditions"].get("ready")), None)
+    for each in slices:
+        ports = [port["port"] for port in each.get("ports") or () if (port.get("name") or None) == port_name]
+        for endpoint in each.get("endpoints") or ():
+            if ports and endpoint["conditions"].get("ready"):
+                return str(endpoint["targetRef"]["name"]), int(ports[0])
+    return None

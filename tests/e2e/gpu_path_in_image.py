@@ -43,6 +43,10 @@ def finds_the_driver_where_gke_mounts_it() -> None:
     assert os.environ["LD_LIBRARY_PATH"].split(":") == ["/usr/local/nvidia/lib", "/usr/local/nvidia/lib64"]
 
 
+def lets_the_segments_of_the_allocator_grow() -> None:
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
 def imports_every_module_of_the_engine() -> None:
     for module in pkgutil.walk_packages(fastgen.__path__, "fastgen."):
         if module.name.rpartition(".")[2] != "__main__":
@@ -78,6 +82,7 @@ if __name__ == "__main__":
     for check in (
         runs_as_a_pod_does,
         finds_the_driver_where_gke_mounts_it,
+        lets_the_segments_of_the_allocator_grow,
         imports_every_module_of_the_engine,
         builds_a_module,
         builds_the_interface_to_the_driver,

@@ -65,7 +65,7 @@ def only_pod(space: ServedNamespace) -> dict[str, Any]:
 
 
 def test_a_pod_with_a_gpu_serves_the_tokens_of_the_cpu(space: ServedNamespace) -> None:
-    llm = LLM(str(standin.model_file()), max_model_length=2048)
+    llm = LLM(str(standin.model_file()), max_model_length=2048, quantization="none")
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     expected = [output.text for output in llm.generate(list(PROMPTS), sampling)]
     space.wait_condition("Ready", "True")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
 from fastgen_operator.objects.container import HTTP_PORT
 from harness.fluid import BUDGET, GENERATED, PROMPT, STEP
+from harness.get_server import GetServer
 
 Fault = Literal["none", "hangs", "nan", "huge", "other model"]
 # Above any deadline of the operator.
 _HANG_SECONDS = 30.0
+_TOKENS = 50
 
 
 @dataclass
@@ -26,6 +26,10 @@ class FakeEngine:
         address: an IPv4 address of the loopback network.
         prompt_rate: reported prompt tokens per second, with a random error of up to 10 %.
         backlog: reported queued prompt tokens.
+        running: reported sequences.
+        request_rate: finished requests per second, and as many tokens after the first of each as `_TOKENS`.
+        error_share: share of them that fail with a server error.
+        first_token_seconds, gap_seconds: mean times of them.
         fault: what is wrong with its responses.
         scrapes: number of requests so far.
     """
@@ -34,51 +38,48 @@ class FakeEngine:
     model: str = "chat"
     prompt_rate: float = 0.0
     backlog: float = 0.0
+    running: float = 1.0
+    request_rate: float = 0.0
+    error_share: float = 0.0
+    first_token_seconds: float = 0.1
+    gap_seconds: float = 0.02
     fault: Fault = "none"
     scrapes: int = 0
     _computed: float = 0.0
+    _finished: float = 0.0
+    _failed: float = 0.0
+    _first_token_seconds: float = 0.0
+    _gap_seconds: float = 0.0
     _since: float = field(default_factory=time.monotonic)
     _closing: threading.Event = field(default_factory=threading.Event)
-    _server: ThreadingHTTPServer | None = None
+    _server: GetServer | None = None
 
     def start(self) -> FakeEngine:
         """Serve until closed."""
-        engine = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                engine.scrapes += 1
-                if engine.fault == "hangs":
-                    engine._closing.wait(_HANG_SECONDS)
-                body = engine.exposition().encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def handle(self) -> None:
-                with contextlib.suppress(ConnectionError):
-                    super().handle()
-
-        self._server = ThreadingHTTPServer((self.address, HTTP_PORT), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        self._server = GetServer(self.address, HTTP_PORT, self._answer)
         return self
 
     def close(self) -> None:
         """Stop serving and release the address."""
         self._closing.set()
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
+
+    def _answer(self, _: str) -> tuple[int, bytes]:
+        self.scrapes += 1
+        if self.fault == "hangs":
+            self._closing.wait(_HANG_SECONDS)
+        return 200, self.exposition().encode()
 
     def exposition(self) -> str:
         """Return the current metrics in the Prometheus text format."""
         now = time.monotonic()
         self._computed += (now - self._since) * self.prompt_rate * random.uniform(0.9, 1.1)
+        requests = (now - self._since) * self.request_rate
+        self._finished += requests
+        self._failed += requests * self.error_share
+        self._first_token_seconds += requests * self.first_token_seconds
+        self._gap_seconds += requests * _TOKENS * self.gap_seconds
         self._since = now
         backlog = {"nan": "NaN", "huge": "1e300"}.get(self.fault, str(self.backlog))
         ended = self._computed / PROMPT
@@ -93,12 +94,13 @@ class FakeEngine:
             ("request_prompt_tokens_sum", ""): self._computed,
             ("request_generation_tokens_sum", ""): ended * GENERATED,
             ("backlog_prompt_tokens", ""): backlog,
-            ("num_requests_running", ""): 1.0,
+            ("num_requests_running", ""): self.running,
             ("num_requests_waiting", ""): 0.0,
             ("kv_cache_usage_ratio", ""): 0.1,
             ("kv_cache_capacity_tokens", ""): 1e6,
             ("kv_cache_tokens", ""): 1000.0,
             ("token_budget", ""): BUDGET,
+            **(self._outcomes() if self.request_rate else {}),
             **{("step_model", f'coefficient="{name}"'): value for name, value in zip(STEP._fields, STEP, strict=True)},
         }
         model = "another" if self.fault == "other model" else self.model
@@ -108,3 +110,13 @@ class FakeEngine:
             for (name, label), value in values.items()
         ]
         return "\n".join(lines) + "\n"
+
+    def _outcomes(self) -> dict[tuple[str, str], float]:
+        return {
+            ("request_success_total", 'finish_reason="stop"'): self._finished,
+            ("request_rejected_total", 'reason="internal_error"'): self._failed,
+            ("time_to_first_token_seconds_count", ""): self._finished,
+            ("time_to_first_token_seconds_sum", ""): self._first_token_seconds,
+            ("inter_token_latency_seconds_count", ""): self._finished * _TOKENS,
+            ("inter_token_latency_seconds_sum", ""): self._gap_seconds,
+        }

@@ -21,6 +21,7 @@ EVERYTHING: dict[str, Any] = {
         "image": "engine:other",
         "device": "cuda",
         "dtype": "float32",
+        "tensorParallel": 1,
         "tokenBudget": 128,
         "interTokenTarget": 100,
         "maxSequences": 64,
@@ -63,7 +64,20 @@ EVERYTHING: dict[str, Any] = {
     },
     # Without preload the pods download the model, so they are created immediately.
     "cache": {"size": "10240Mi", "storageClassName": "fast", "accessMode": "ReadWriteMany", "preload": False},
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "progressDeadlineSeconds": 900},
+    "rollout": {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+        "progressDeadlineSeconds": 900,
+        "canary": {
+            "steps": [{"percent": 10, "minutes": 5}, {"percent": 50, "minutes": 30}],
+            "analysis": {
+                "maxErrorPercent": 2,
+                "maxFirstTokenMilliseconds": 500,
+                "maxInterTokenMilliseconds": 60,
+                "compareWithStable": False,
+            },
+        },
+    },
     "disruption": {"minAvailable": 1},
     "network": {
         "allowFrom": [
@@ -80,6 +94,7 @@ EVERYTHING: dict[str, Any] = {
             {"ipBlock": {"cidr": "192.168.0.0/16", "except": []}},
         ]
     },
+    "gateway": {"expose": True},
     "drainSeconds": 30,
     "startupDeadlineSeconds": 333,
     "scheduling": {
@@ -112,12 +127,15 @@ AUTOSCALED: dict[str, Any] = {
     "autoscaling": {
         "minReplicas": 2,
         "maxReplicas": 5,
+        "idleSeconds": 60,
         "targets": {
             "timeToFirstTokenMilliseconds": 500,
             "interTokenLatencyMilliseconds": 80,
             "utilizationPercent": 70,
+            "attainmentPercent": 95,
         },
         "mode": "Auto",
+        "learning": "Apply",
         "scaleUp": {
             "stabilizationSeconds": 10,
             "policies": [{"type": "Pods", "value": 2, "periodSeconds": 600}],
@@ -143,8 +161,10 @@ AUTOSCALED: dict[str, Any] = {
     },
 }
 
-# The same spec, but with a volume that one node has at a time; all replicas are then evicted together.
+# The same spec, but with a volume that one node has at a time; all replicas are then evicted together, and there is no
+# canary.
 BLOCK_STORAGE: dict[str, Any] = {
     **{name: value for name, value in EVERYTHING.items() if name != "disruption"},
+    "rollout": {name: value for name, value in EVERYTHING["rollout"].items() if name != "canary"},
     "cache": {**EVERYTHING["cache"], "accessMode": "ReadWriteOnce"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ PROGRAM = "harness.operator_program"
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'\w+="((?:[^"\\]|\\.)*)"')
 
+# NetworkPolicy peer of the gateway's pods, as in the chart.
+GATEWAY_PODS = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "fastgen-gateway"}}}
 RESYNC_SECONDS = 0.5
 SCRAPE_SECONDS = 0.5
 
@@ -65,6 +68,7 @@ class OperatorProcess:
             *("--scrape-seconds", str(SCRAPE_SECONDS)),
             *("--resync-seconds", str(RESYNC_SECONDS), "--retry-seconds", "0.2", "--retry-limit-seconds", "1"),
             *("--relist-seconds", "5"),
+            *("--neighbours", json.dumps({"gateway": [GATEWAY_PODS]})),
             *self.election,
             *self.arguments,
         ]
@@ -150,15 +154,16 @@ class OperatorProcess:
         }
 
     def reconciles(self) -> float:
-        """Return the number of reconciles since the start."""
-        return self.metrics()["fastgen_operator_reconcile_seconds_count", ""]
+        """Return the number of reconciles since the start, with those skipped."""
+        metrics = self.metrics()
+        names = ("reconcile_seconds_count", "skipped_reconciles_total")
+        return sum(metrics[f"fastgen_operator_{name}", ""] for name in names)
 
     def let_resyncs_pass(self, count: int) -> None:
         """Return after at least so many reconciles per resource without an event."""
-        name = ("fastgen_operator_reconcile_seconds_count", "")
         resources = max(1, sum(key[0] == "fastgen_operator_desired_replicas" for key in self.metrics()))
-        target = self.metrics()[name] + count * resources
-        eventually(lambda: self.metrics()[name] >= target, within=30, what=f"{count} resyncs")
+        target = self.reconciles() + count * resources
+        eventually(lambda: self.reconciles() >= target, within=30, what=f"{count} resyncs")
 
     def _running(self) -> Forked:
         assert self._process is not None, "the operator is not started"

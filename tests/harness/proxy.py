@@ -68,7 +68,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Fault: the request reaches the API server only when `until` is set."""
+    """Fault: the request reaches the API server only when `until` is set, and also if its client is gone by then."""
 
     until: threading.Event
 
@@ -189,55 +189,63 @@ class Proxy:
             _abort(request)
 
     async def _send_again(self, seen: Request) -> int:
-        url = URL(f"{self._upstream.host}{seen.path}?{seen.query}", encoded=True)
-        async with self._session.request(
-            seen.method, url, data=seen.body or None, headers=seen.headers, skip_auto_headers=("Content-Type",)
-        ) as upstream:
-            return upstream.status
+        async with self._forwarded(seen, f"{seen.path}?{seen.query}") as upstream:
+            return int(upstream.status)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        seen = Request(request.method, request.path, request.query_string, headers, body)
+        seen = Request(request.method, request.path, request.query_string, _end_to_end(request.headers), body)
         self.arrivals.append((seen, time.monotonic()))
         fault = self.rule(seen)
         if isinstance(fault, Answer):
             return web.Response(status=fault.status, headers=fault.headers, text=fault.text or _status(fault.status))
         if isinstance(fault, Mute | Gone):
             return await self._watch_falsely(request, fault)
-        if isinstance(fault, Late):
-            await asyncio.to_thread(fault.until.wait)
-        url = f"{self._upstream.host}{request.path_qs}"
-        async with self._session.request(
-            request.method, url, data=body or None, headers=headers, skip_auto_headers=("Content-Type",)
-        ) as upstream:
-            kept = {name: value for name, value in upstream.headers.items() if name.lower() not in _HOP_BY_HOP}
-            if seen.is_watch:
-                return await self._stream(request, upstream.status, kept, upstream.content)
-            data = await upstream.read()
-            self.responses.append((seen, upstream.status))
-        self.before_response(seen, upstream.status)
+        if seen.is_watch:
+            return await self._stream(request, seen)
+        sending = asyncio.ensure_future(self._send(seen, request.path_qs, fault))
+        # aiohttp cancels the handler of a client that disconnects. What is on its way arrives all the same.
+        status, kept, data = await (asyncio.shield(sending) if isinstance(fault, Late) else sending)
+        self.before_response(seen, status)
         if isinstance(fault, Cut):
             _abort(request)
         if isinstance(fault, Hang | Slow):
             await asyncio.sleep(3600 if isinstance(fault, Hang) else fault.seconds)
-        answer = web.Response(status=upstream.status, headers=kept, body=data)
+        answer = web.Response(status=status, headers=kept, body=data)
         await answer.prepare(request)
         await answer.write_eof()
-        self.after_response(seen, upstream.status)
+        self.after_response(seen, status)
         return answer
 
-    async def _stream(self, request: web.Request, status: int, headers: Any, content: Any) -> web.StreamResponse:
-        answer = web.StreamResponse(status=status, headers=headers)
-        self._watches[id(request)] = request
-        try:
-            await answer.prepare(request)
-            async for chunk in content.iter_any():
-                await answer.write(chunk)
-            await answer.write_eof()
-        finally:
-            del self._watches[id(request)]
-        return answer
+    def _forwarded(self, seen: Request, path_and_query: str) -> Any:
+        """Return the context of the request to the API server; the path and query are encoded."""
+        url = URL(self._upstream.host + path_and_query, encoded=True)
+        return self._session.request(
+            seen.method, url, data=seen.body or None, headers=seen.headers, skip_auto_headers=("Content-Type",)
+        )
+
+    async def _send(self, seen: Request, path_and_query: str, fault: Fault | None) -> tuple[int, dict[str, str], bytes]:
+        """Forward a request; return the status, headers and body of the response."""
+        if isinstance(fault, Late):
+            await asyncio.to_thread(fault.until.wait)
+        async with self._forwarded(seen, path_and_query) as upstream:
+            data = await upstream.read()
+            self.responses.append((seen, upstream.status))
+            return upstream.status, _end_to_end(upstream.headers), data
+
+    async def _stream(self, request: web.Request, seen: Request) -> web.StreamResponse:
+        """Forward a watch."""
+        async with self._forwarded(seen, request.path_qs) as upstream:
+            answer = web.StreamResponse(status=upstream.status, headers=_end_to_end(upstream.headers))
+            self._watches[id(request)] = request
+            try:
+                await answer.prepare(request)
+                async for chunk in upstream.content.iter_any():
+                    await answer.write(chunk)
+                await answer.write_eof()
+            finally:
+                del self._watches[id(request)]
+            return answer
 
     async def _watch_falsely(self, request: web.Request, fault: Mute | Gone) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -252,6 +260,11 @@ class Proxy:
         await answer.write(b'{"type":"ERROR","object":' + _status(code).encode() + b"}\n")
         await answer.write_eof()
         return answer
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that a proxy passes on."""
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
 
 
 def _abort(request: web.Request) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.controlplane import ControlPlane
 from fastgen_operator.kube.transport import KubeError
+from fastgen_operator.objects.pod import Pod
 from support.namespace import Namespace, Object
 from support.waiting import eventually
 
@@ -56,10 +58,32 @@ def is_observed(obj: Object) -> bool:
     return bool(obj.get("status", {}).get("observedGeneration") == obj["metadata"]["generation"])
 
 
+def is_active(pod: Object) -> bool:
+    """Return whether a ReplicaSet counts the pod."""
+    return "deletionTimestamp" not in pod["metadata"] and not Pod(pod).has_ended
+
+
 def owner(obj: Object) -> str:
     """Return the name of the object's first owner."""
     owners = obj["metadata"].get("ownerReferences") or [{"name": ""}]
     return str(owners[0]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A Deployment and its ReplicaSets."""
+
+    deployment: Object
+    replica_sets: list[Object]
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the controllers have seen the last change of all of them."""
+        return all(is_observed(each) for each in [self.deployment, *self.replica_sets])
+
+    def counts(self, *fields: str) -> list[int]:
+        """Return numbers of pods from the Deployment's status."""
+        return [self.deployment.get("status", {}).get(field, 0) for field in fields]
 
 
 class Space(Namespace[ControlPlane]):
@@ -108,21 +132,26 @@ class Space(Namespace[ControlPlane]):
                 if pod.get("status", {}).get("phase") != "Running":
                     with suppress(KubeError):  # deleted since it was listed
                         self.set_pod(pod, ready=True)
-            deployment = self.get("deployment", name)
-            sets = [each for each in self.items("replicasets") if owner(each) == name]
-            status = deployment["status"]
-            counts = [status.get(field, 0) for field in ("replicas", "updatedReplicas", "readyReplicas")]
-            seen = all(is_observed(each) for each in [deployment, *sets])
-            return seen and len(pods) == count and counts == [count] * 3
+            workload = self._workload(name)
+            counts = workload.counts("replicas", "updatedReplicas", "readyReplicas")
+            return workload.is_observed and len(pods) == count and counts == [count] * 3
 
         eventually(poll, within=20, what=f"the end of the rollout of {name}", every=0.1)
 
     def serve(self, **spec: Any) -> Object:
         """Apply the resource `chat`, make it ready, and return the pod template of its Deployment."""
         self.apply(resource(**spec))
-        self.finish_rollout()
-        self.wait_condition("Ready", "True", "AllReplicasReady")
+        self.complete()
         return self.template()
+
+    def complete(self) -> None:
+        """Make the pods of the resource `chat` ready, and wait until its status shows that nothing is left to do.
+
+        One condition follows from the Deployment's status, the other from the pods: either may be written last.
+        """
+        self.finish_rollout()
+        self.wait_condition("Progressing", "True", "RolloutComplete")
+        self.wait_condition("Ready", "True", "AllReplicasReady")
 
     def template(self) -> Object:
         """Return the pod template of the Deployment `chat`."""
@@ -142,12 +171,24 @@ class Space(Namespace[ControlPlane]):
         return {obj["kind"]: obj["metadata"]["resourceVersion"] for obj in objects}
 
     def settled(self, name: str = "chat") -> dict[str, str]:
-        """Return the resource versions after two equal reads a moment apart."""
+        """Return the resource versions after two equal reads a moment apart, once Kubernetes has counted the pods."""
         seen: list[dict[str, str]] = [{}]
 
         def poll() -> bool:
             seen.append(self.versions(name))
-            return seen[-1] == seen[-2]
+            return seen[-1] == seen[-2] and self._is_counted(name)
 
         eventually(poll, within=20, what=f"{name} to settle", every=0.9)
         return seen[-1]
+
+    def _is_counted(self, name: str) -> bool:
+        """Return whether the Deployment's status counts its pods as they are: its controller may lag behind."""
+        workload = self._workload(name)
+        own = {each["metadata"]["name"] for each in workload.replica_sets}
+        pods = [pod for pod in self.items("pods") if owner(pod) in own and is_active(pod)]
+        counts = workload.counts("replicas", "readyReplicas")
+        return workload.is_observed and counts == [len(pods), sum(Pod(pod).is_ready for pod in pods)]
+
+    def _workload(self, name: str) -> Workload:
+        deployment = self.get("deployment", name)
+        return Workload(deployment, [each for each in self.items("replicasets") if owner(each) == name])

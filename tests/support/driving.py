@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,9 @@ def load(
     block_size: int = 64,
     dtype: str = "float32",
     quantization: str = "none",
+    max_model_length: int | None = None,
+    swap_space: int = 0,
+    deterministic: bool = False,
 ) -> ModelRunner:
     """Return a runner for the model at `path`."""
     config = EngineConfig(
@@ -43,10 +47,16 @@ def load(
         block_size=block_size,
         dtype=dtype,
         quantization=quantization,
+        max_model_length=max_model_length,
+        swap_space=swap_space,
+        deterministic=deterministic,
     )
     runner = load_runner(ModelSource.open(str(path)), config, lambda _stage, _fraction: None)
     assert isinstance(runner, ModelRunner)
     return runner
+
+
+_slots = cycle(range(64))
 
 
 @dataclass
@@ -60,6 +70,7 @@ class FewBlocks:
 
     def __post_init__(self) -> None:
         self.vocab_size, self.eos_token_ids = self.runner.vocab_size, self.runner.eos_token_ids
+        self.num_state_slots = self.runner.num_state_slots
         self.block_size, self.steps_in_flight = self.runner.block_size, self.runner.steps_in_flight
         self.max_model_length = self.num_blocks * self.block_size
 
@@ -108,6 +119,7 @@ def sequence(
     request = Request(id="", prompt_token_ids=tokens, sampling=sampling or SamplingParams(temperature=0))
     made = Sequence(request, ordinal=0, arrival=0.0, seed=seed)
     made.block_table = blocks
+    made.state_slot = next(_slots)  # models without recurrent states ignore it
     return made
 
 

@@ -128,6 +128,7 @@ _RUNS = 1 << 20  # no exit status
 
 
 def _serve(main: Callable[[Sequence[str]], int | None]) -> None:
+    own = os.getpid()
     for line in sys.stdin:
         order = json.loads(line)
         if "pid" in order:
@@ -138,6 +139,8 @@ def _serve(main: Callable[[Sequence[str]], int | None]) -> None:
         else:
             # A process that nobody can wait for any more would run beside all later tests.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != own:  # this process was killed before
+                os._exit(1)
             _redirect(Path(order["log"]))
             os.environ.clear()
             os.environ.update(order["environment"])

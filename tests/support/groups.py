@@ -44,7 +44,7 @@ def kind_of(group: str) -> str:
     """
     if group == NODE:
         return NODE
-    return "operator" if group.startswith(("tests/operator/", "tests/chart/")) else "engine"
+    return "operator" if group.startswith(("tests/operator/", "tests/chart/", "tests/gateway/")) else "engine"
 
 
 def rank_of(group: str) -> int:

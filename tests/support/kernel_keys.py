@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import KernelInterface, create_function_from_signature
 
-from fastgen.kernels.gpu.operators import launch_function
+from fastgen.kernels.gpu.operators import has_kernels, launch_function
 
 
 class KernelKeys(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -26,9 +26,10 @@ class KernelKeys(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.keys: set[tuple[str, str]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "fastgen":
+        name = func.overloadpacket.__name__
+        if func.namespace == "fastgen" and has_kernels(name):
             with mock.patch.object(KernelInterface, "__getitem__", self._launcher):
-                launch_function(func.overloadpacket.__name__)(*args, **kwargs or {})
+                launch_function(name)(*args, **kwargs or {})
         return func(*args, **kwargs or {})
 
     @property

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fastgen.kernels.cpu.attention.decode import attend_decodes
+from fastgen.kernels.cpu.attention.decode import NO_SINK, attend_decodes
 from fastgen.kernels.cpu.attention.prefill import attend_chunks
 from fastgen.kernels.cpu.attention.work_items import DecodeItems, cut_chunks
 from fastgen.kernels.cpu.vector_width import TILE_COLUMNS
@@ -37,6 +38,7 @@ def decode(
     num_threads: int,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     kv_heads, head_dim = paged.keys.shape[1], paged.keys.shape[3]
     work = DecodeItems.cut(
@@ -55,6 +57,7 @@ def decode(
         as_array(out),
         np.float32(head_dim**-0.5),
         np.float32(softcap or 0),
+        _sinks(sinks, queries.shape[1]),
     )
     return out
 
@@ -67,6 +70,8 @@ def chunks(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    as_decodes: bool = False,
 ) -> None:
     """Attends spans (first row, tokens, context), one for each sequence of `paged`, as a step does."""
     starts = np.cumsum([0, *(len(table) for table in paged.tables)])[:-1]
@@ -80,6 +85,10 @@ def chunks(
         window=window,
     )
     tables = np.concatenate([table.numpy() for table in paged.tables])
-    scale, cap = np.float32(queries.shape[2] ** -0.5), np.float32(softcap or 0)
+    factors = np.float32(queries.shape[2] ** -0.5), np.float32(softcap or 0), _sinks(sinks, queries.shape[1])
     keys, values = as_array(paged.keys), as_array(paged.values)
-    attend_chunks(queries.numpy(), keys, values, tables, items, as_array(out), scale, cap)
+    attend_chunks(queries.numpy(), keys, values, tables, items, as_array(out), *factors, as_decodes)
+
+
+def _sinks(sinks: torch.Tensor | None, heads: int) -> npt.NDArray[np.float32]:
+    return np.full(heads, NO_SINK, np.float32) if sinks is None else sinks.numpy()

@@ -22,10 +22,10 @@ class Known:
 
 
 def scheduler(
-    *, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8, **parts: Any
+    *, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8, state_slots: int = 0, **parts: Any
 ) -> Scheduler:
     """Return a scheduler of plain Dynamic SplitFuse, except for `parts`."""
-    pool = BlockPool(blocks, block_size)
+    pool = BlockPool(blocks, block_size, state_slots)
     return Scheduler(pool, token_budget=budget, max_sequences=sequences, end_tokens=frozenset({0}), **parts)
 
 

@@ -3,6 +3,7 @@
 `SimulatedRunner` keeps a KV cache of checksums. The value written to a token's slot depends on the token, on the
 previous slot as read through the block table, and on the request's seed; a sampled token depends on all slots. So a
 block that is wrongly shared, lost, evicted too early, swapped wrongly or written out of order changes the output.
+With slots for recurrent states, the previous value is read from a slot instead, which each token overwrites.
 
 A device with `steps_in_flight` above 1 runs a launched step as late as it can: when the results of that step, or of a
 later one, are read. So an input that the host changes too early, and a block that it frees too early, are found.
@@ -82,17 +83,21 @@ class SimulatedRunner:
     """A device whose steps take base + token * tokens + kv_token * kv_tokens seconds, plus the block copies.
 
     Each pair of a query and a key of prompt chunks takes `pair` seconds more: also those within a chunk, which the
-    engine's step model does not know.
+    engine's step model does not know. Each chunk's queries are padded to a multiple of `query_tile`, and the rows of a
+    step to one of `row_tile`.
     """
 
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
+    num_state_slots: int = 0
     clock: Clock = field(default_factory=Clock)
     base: float = 0.02
     token: float = 0.0006
     kv_token: float = 2e-6
     pair: float = 0.0
+    query_tile: int = 1
+    row_tile: int = 1
     seconds_per_block: float = 0.001
     vocab_size: int = VOCABULARY
     eos_token_ids: frozenset[int] = frozenset({0})
@@ -110,6 +115,7 @@ class SimulatedRunner:
         self._busy_until = 0.0
         self.max_model_length = self.num_blocks * self.block_size
         self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
+        self._states = [0] * self.num_state_slots
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
     def launch(self, step: StepInput) -> SimulatedTicket:
@@ -118,8 +124,10 @@ class SimulatedRunner:
         self._launched.append(ticket)
         began = max(self.clock.now, self._busy_until)
         sizes = np.diff(step.query_starts)[step.num_decodes :].astype(np.int64)
-        pairs = float((sizes * (step.seq_lens[step.num_decodes :] - (sizes - 1) / 2)).sum())
-        self._busy_until = began + self.seconds(step.num_tokens, int(step.seq_lens.sum()), pairs)
+        queries = -(-sizes // self.query_tile) * self.query_tile
+        pairs = float((queries * (step.seq_lens[step.num_decodes :] - (sizes - 1) / 2)).sum())
+        rows = -(-step.num_tokens // self.row_tile) * self.row_tile
+        self._busy_until = began + self.seconds(rows, int(step.seq_lens.sum()), pairs)
         self._busy_until += (len(step.swap_out) + len(step.swap_in)) * self.seconds_per_block
         ticket.done_at = self._busy_until
         self.done_at.append(ticket.done_at)
@@ -148,7 +156,9 @@ class SimulatedRunner:
         fresh = set(step.rows[step.seq_lens == np.diff(step.query_starts)].tolist())
         for row in fresh - {parameters.row for parameters in step.new_rows}:
             self._seeds[row] = 0  # a prompt that is pooled
-        written = [self._write(step, index) for index in range(len(step.rows))]
+        before = self._states_before(step)
+        written = [self._write(step, index, before[index]) for index in range(len(step.rows))]
+        self._save_states(step, before, written)
         sampled = []
         for index in step.sampled.tolist():
             row = int(step.rows[index])
@@ -159,14 +169,41 @@ class SimulatedRunner:
     def sampled(self, slots: array[int]) -> int:
         return _sampled(slots)
 
-    def _write(self, step: StepInput, index: int) -> list[int]:
+    def _states_before(self, step: StepInput) -> list[int | None]:
+        """Return each sequence's state before the step; None where it is read from the cache."""
+        if not self.num_state_slots:
+            return [None] * len(step.rows)
+        return [
+            _before_all(self._seeds[row]) if source < 0 else self._states[source]
+            for row, source in zip(step.rows.tolist(), step.state_sources.tolist(), strict=True)
+        ]
+
+    def _save_states(self, step: StepInput, before: list[int | None], written: list[list[int]]) -> None:
+        """Write the slots of a step, in any order: none is written twice, or written and read by another sequence."""
+        if not self.num_state_slots:
+            return
+        targets = step.state_slots.tolist() + step.state_saves[:, 2].tolist()
+        assert len(set(targets)) == len(targets), "a slot is written twice"
+        for index, source in enumerate(step.state_sources.tolist()):
+            own = {slot for number, _, slot in step.state_saves.tolist() if number == index}
+            assert source not in set(targets) - own - {int(step.state_slots[index])}, "a step overwrites what it reads"
+        for index, slot in enumerate(step.state_slots.tolist()):
+            self._states[slot] = written[index][-1]
+        for index, num_tokens, slot in step.state_saves.tolist():
+            state = written[index][num_tokens - 1] if num_tokens else before[index]
+            assert state is not None
+            self._states[slot] = state
+
+    def _write(self, step: StepInput, index: int, state: int | None) -> list[int]:
         row, size = int(step.rows[index]), self.block_size
         first, last = step.query_starts[index : index + 2].tolist()
         start = int(step.seq_lens[index]) - (last - first)
         for place in range(-(-int(step.seq_lens[index]) // size)):
             held = self.pool is None or self.pool._ref_counts[self._tables[row, place]]
             assert held, "a step uses a block that was freed"
-        if start:
+        if state is not None:
+            before = state
+        elif start:
             before = self._cache[self._tables[row, (start - 1) // size]][(start - 1) % size]
         else:
             before = _before_all(self._seeds[row])

@@ -9,10 +9,12 @@ from typing import Any
 from benchmarks.autoscaling.manifests import EPOCH, MODEL, exposition, pod_manifest
 from benchmarks.autoscaling.simulation import View
 from fastgen_operator.api import Spec
+from fastgen_operator.autoscale.loop import REHEARSAL_SECONDS
+from fastgen_operator.autoscale.rehearsal.learning import learn
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import parse_sample
 from fastgen_operator.autoscale.supply import StartTimes
-from fastgen_operator.autoscale.watchlist import Record
+from fastgen_operator.autoscale.watchlist import Record, Subject
 from fastgen_operator.kinds import DEPLOYMENT
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
@@ -36,6 +38,7 @@ class Operator:
         self._spec = Spec.model_validate(self._resource["spec"])
         self._starts = StartTimes()
         self._record = Record(MODEL)
+        self._rehearsed = 0.0
         self.period = period
 
     @property
@@ -64,5 +67,14 @@ class Operator:
         for metrics in view.replicas:
             answers[metrics.pod] = parse_sample(exposition(metrics), MODEL, view.now)
         self._record.update(subject, answers, view.now, EPOCH.timestamp() + view.now)
+        if view.now - self._rehearsed >= REHEARSAL_SECONDS:
+            self._rehearsed = view.now
+            self._rehearse(subject, EPOCH.timestamp() + view.now)
         assert self._record.decision is not None
         return self._record.decision.replicas
+
+    def _rehearse(self, subject: Subject, time: float) -> None:
+        """Learn from the arrivals so far, if the spec says to apply it: advice changes no decision."""
+        if subject.policy.learning != "Apply" or (rehearsal := self._record.rehearsal(subject)) is None:
+            return
+        self._record.set_learning(rehearsal, learn(rehearsal), time)

@@ -38,6 +38,8 @@ UP_REPLICAS: Final = 4
 DOWN_SECONDS: Final = 30.0
 # Scale-ups with these reasons come too late for some requests, which wait until the new replicas are ready.
 BURSTS: Final = ("DemandJumped", "BacklogTooLong")
+# Tokens per second. Below this, the average of an idle fleet is only what remains of earlier load: it never becomes 0.
+_LEAST_LOAD: Final = 1.0
 # Tolerance for floating-point errors: 3.0000000001 replicas are three.
 _ROUNDING: Final = 1e-6
 
@@ -114,7 +116,7 @@ def recommend(policy: Policy, state: State, fleet: Fleet, now: float) -> tuple[D
         if policy.derives_utilization:
             rate, target = speeds.capacity.tokens_per_second, policy.first_token_seconds
             policy = replace(policy, utilization=derived_utilization(demand.requests.mean, rate, target))
-    elif demand.slow.value > 0 or any(load.sample.backlog_tokens for load in fresh.values()):
+    elif demand.slow.value >= _LEAST_LOAD or any(load.sample.backlog_tokens for load in fresh.values()):
         hold = Hold("CapacityUnknown", "the engines have not measured their speed yet")
         return Decision(state.replicas, state.change, hold), state
     needs = required_replicas(fleet, demand, fresh, loaded, speeds, policy)

@@ -51,7 +51,8 @@ def _without_the_last(
     # The last scrape has succeeded, and nothing has happened since.
     is_current = all(now - load.sample.time <= policy.scrape_seconds for load in fresh.values())
     is_quiet = is_current and now - state.quiet.since >= policy.idle_seconds
-    if decision.replicas > 1 or decision.hold is not None or traffic.held or not is_quiet:
+    # A hold does not matter: whatever the load cannot tell, a quiet replica has none.
+    if decision.replicas > 1 or traffic.held or not is_quiet:
         return decision, state
     if traffic.idle_seconds is None:
         return replace(decision, hold=_hold(state, traffic, now)), state

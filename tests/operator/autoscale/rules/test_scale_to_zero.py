@@ -16,7 +16,7 @@ from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import DOWN_SECONDS
 from fastgen_operator.autoscale.rules.scale_to_zero import FAULT_SECONDS
 from fastgen_operator.autoscale.rules.schedules import Floor
-from fastgen_operator.autoscale.sample import Sample, Traffic
+from fastgen_operator.autoscale.sample import Sample, StepCoefficients, Traffic
 from fastgen_operator.autoscale.watchlist import Record, Subject
 from fastgen_operator.plugin.arithmetic import Replay, steps_of
 from harness.fluid import BUDGET, GENERATED, PROMPT, PROMPT_RATE, STEP, policy
@@ -37,6 +37,7 @@ class Model:
         held, idle, fault: what the gateway says.
         answers: whether scrapes of the replicas succeed.
         carries_out: whether decisions become replicas.
+        step_model: what the engines have measured.
     """
 
     size: int = 0
@@ -47,6 +48,7 @@ class Model:
     fault: str = ""
     answers: bool = True
     carries_out: bool = True
+    step_model: StepCoefficients = STEP
     policy: Policy = field(default_factory=lambda: policy(min_replicas=0, max_replicas=8, idle_seconds=IDLE))
     rate_limits: RateLimits = NO_LIMITS
     floor: Floor | None = None
@@ -105,7 +107,7 @@ class Model:
             running=self.running,
             kv_capacity_tokens=1e6,
             token_budget=BUDGET,
-            step_model=STEP,
+            step_model=self.step_model,
         )
 
     def restart(self) -> None:
@@ -135,6 +137,17 @@ def test_an_idle_replica_is_removed_after_the_time_and_a_held_request_starts_one
     found = model.decisions[-1].change
     assert found is not None
     assert found.message == "the gateway holds 3 requests, and there is no replica"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_idle_replicas_that_never_measured_their_speed_are_removed(size: int) -> None:
+    """A few requests in one batch take a few steps of one size, from which no step model is fitted."""
+    model = Model(size=size, load=0.5, step_model=StepCoefficients(0.0, 0.0, 0.0))
+    model.watch(30)
+    assert hold(model) == "CapacityUnknown"
+    model.load = 0.0
+    assert model.watch(size * 600)[-1] == 0
+    assert (change(model), hold(model)) == ("Idle", "")
 
 
 def test_no_decision_is_repeated_while_nothing_changes() -> None:

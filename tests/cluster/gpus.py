@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.caches import cache_folder
+from support.files import replace_text
 
 # What torch says after a GPU has failed.
 CUDA_ERROR = "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress'"
@@ -37,9 +38,9 @@ def simulated_gpus() -> Iterator[None]:
 
 def fail(pod: str) -> None:
     """Let the next step on the pod's GPU end with CUDA_ERROR. The GPU works again after a restart of the container."""
-    (folder() / pod).write_text(CUDA_ERROR)
+    replace_text(folder() / pod, CUDA_ERROR)
 
 
 def hang(pod: str) -> None:
     """Let the next step on the pod's GPU never end. The GPU works again after a restart of the container."""
-    (folder() / pod).write_text("hang")
+    replace_text(folder() / pod, "hang")

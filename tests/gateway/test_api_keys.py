@@ -15,6 +15,7 @@ from fastgen_gateway.routing.client import Client, ClientTable
 from gateway.gateway_pod import GatewayPod, client_options, expose, wait_until
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.files import replace_text
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 
@@ -63,13 +64,6 @@ def keyed(_keyed: GatewayPod, api: ApiServerStandIn) -> GatewayPod:
     wait_until(lambda: not _keyed.demand()["deployments"], "the models of the test before are gone")
     del api
     return _keyed
-
-
-def replace(path: Path, text: str) -> None:
-    """Replace a file at once, as the kubelet does."""
-    new = path.with_name(f".{path.name}")
-    new.write_text(text)
-    new.rename(path)
 
 
 def bearer(client: str) -> str:
@@ -176,19 +170,19 @@ def test_a_rotated_key_works_without_a_restart(
 ) -> None:
     expose(api, keyed, "m", replicas[0])
     assert keyed.ask(key="old").status_code == 200
-    replace(folder / "keys" / "rotated", "new\nold\n")
+    replace_text(folder / "keys" / "rotated", "new\nold\n")
     wait_until(lambda: keyed.ask(key="new").status_code == 200, "the new key is known")
     assert keyed.ask(key="old").status_code == 200
-    replace(folder / "keys" / "rotated", "new\n")
+    replace_text(folder / "keys" / "rotated", "new\n")
     wait_until(lambda: keyed.ask(key="old").status_code == 401, "the old key is not valid any more")
     # Faulty files change nothing.
-    replace(folder / "keys" / "twice", "new\n")
+    replace_text(folder / "keys" / "twice", "new\n")
     wait_until(lambda: "have the same key; give each its own" in keyed.picker_log, "the fault is logged")
     assert keyed.ask(key="new").status_code == 200
     (folder / "keys" / "twice").unlink()
-    replace(folder / "limits.json", '{"clients": {"team": {"tokensPerMinute": "many"}}}')
+    replace_text(folder / "limits.json", '{"clients": {"team": {"tokensPerMinute": "many"}}}')
     wait_until(lambda: "limits.json: Expected" in keyed.picker_log, "the fault is logged")
-    replace(folder / "limits.json", json.dumps(LIMITS))
+    replace_text(folder / "limits.json", json.dumps(LIMITS))
     assert keyed.ask(key="new").status_code == 200
 
 

@@ -137,14 +137,11 @@ class OperatorProcess:
 
     def probe(self, path: str) -> httpx.Response:
         """Return a probe's response; RuntimeError if the process has exited."""
-        process = self._running()
-        if process.poll() is not None:
-            raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
-        return client().get(f"http://127.0.0.1:{self.health_port}/{path}")
+        return self._get(self.health_port, path)
 
     def metrics(self) -> dict[tuple[str, str], float]:
-        """Return the values by sample name and label values, joined by slashes."""
-        text = client().get(f"http://127.0.0.1:{self.metrics_port}/metrics").text
+        """Return the values by sample name and label values, joined by slashes; RuntimeError as `probe`."""
+        text = self._get(self.metrics_port, "metrics").text
         return {(name, "/".join(LABEL.findall(labels))): float(value) for name, labels, value in SAMPLE.findall(text)}
 
     def writes(self) -> dict[str, float]:
@@ -164,6 +161,12 @@ class OperatorProcess:
         resources = max(1, sum(key[0] == "fastgen_operator_desired_replicas" for key in self.metrics()))
         target = self.reconciles() + count * resources
         eventually(lambda: self.reconciles() >= target, within=30, what=f"{count} resyncs")
+
+    def _get(self, port: int, path: str) -> httpx.Response:
+        process = self._running()
+        if process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {process.returncode}: {self.log.read_text()[-3000:]}")
+        return client().get(f"http://127.0.0.1:{port}/{path}")
 
     def _running(self) -> Forked:
         assert self._process is not None, "the operator is not started"

@@ -15,6 +15,7 @@ from harness.adverse import bind, node
 from harness.chart import SYSTEM, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.space import Space, resource, running
+from support.files import replace_text
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
@@ -86,7 +87,7 @@ def is_now(time: str) -> bool:
 def test_a_wrong_clock_makes_no_start_overdue_and_no_time_wrong(
     ahead: int, space: Space, start: Start, clock: Path, home: str
 ) -> None:
-    clock.write_text(str(ahead))
+    replace_text(clock, str(ahead))
     operator = start(clock)
     space.apply(resource(startupDeadlineSeconds=600))
     start_pod(space, home)
@@ -110,7 +111,7 @@ def test_a_clock_that_jumps_changes_nothing(
     eventually(lambda: space.get("service", "chat"), within=20, what="the restored Service")
     settled = space.settled()
     for jump in jumps:
-        clock.write_text(str(jump))
+        replace_text(clock, str(jump))
         operator.let_resyncs_pass(4)
         assert space.settled() == settled
         assert loads(space)
@@ -127,7 +128,7 @@ def test_the_clock_of_the_holder_does_not_decide_when_its_lease_expires(
     ahead: int, space: Space, start: Start, clock: Path
 ) -> None:
     """Beside an operator whose clock is right, and takes over when the Lease has not changed for its duration."""
-    clock.write_text(str(ahead))
+    replace_text(clock, str(ahead))
     first = start(clock, *SHORT)
     eventually(first.leads, within=10, what="leadership", every=0.05)
     second = start(None, *SHORT)
@@ -136,7 +137,7 @@ def test_the_clock_of_the_holder_does_not_decide_when_its_lease_expires(
     began = time.monotonic()
     eventually(lambda: time.monotonic() > began + 2 * LEASE_SECONDS, within=20, what="two durations of the Lease")
     assert (first.leads(), second.leads()) == (True, False)
-    clock.write_text(str(-ahead))
+    replace_text(clock, str(-ahead))
     first.kill()
     killed = time.monotonic()
     eventually(second.leads, within=30, what="a take-over", every=0.05)

@@ -19,6 +19,7 @@ from harness.chart import SYSTEM, operator_kubeconfig
 from harness.engines import FakeEngine
 from harness.loopback import LOOPBACK
 from harness.process import OperatorProcess
+from harness.short_lease import SHORT_LEASE
 from harness.space import Space, resource, running
 from support.namespace import Object
 from support.waiting import eventually
@@ -211,8 +212,7 @@ def test_a_step_goes_on_after_a_restart_and_with_another_leader(
     plane: ControlPlane, space: Space, start: Start, engines: Engines
 ) -> None:
     plane.kubectl("delete", "leases", "--all", "--namespace", SYSTEM)
-    terms = ("--lease-seconds", "4", "--lease-renew-seconds", "2.5", "--lease-retry-seconds", "0.5")
-    election = ("--lease-namespace", SYSTEM, *terms)
+    election = ("--lease-namespace", SYSTEM, *SHORT_LEASE)
     first = start(*election)
     eventually(first.leads, within=20, what="a leader")
     second = start(*election)
@@ -221,7 +221,7 @@ def test_a_step_goes_on_after_a_restart_and_with_another_leader(
     (engine,) = engines(canary_pods(space, 1))
     before = wait_canary(space, percent=40)
     first.kill()
-    eventually(second.leads, within=30, what="the next leader")
+    eventually(second.leads, within=60, what="the next leader")
     scraped = engine.scrapes + 3
     eventually(lambda: engine.scrapes >= scraped, within=30, what="its scrapes")
     assert canary(space) == before, "the same step, since the same time"

@@ -15,6 +15,7 @@ from fastgen_operator.reconcile.backoff import FREE_RESTORES
 from harness.chart import SYSTEM, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.proxy import Late, Proxy, Request, Slow
+from harness.short_lease import LEASE_SECONDS, SHORT_LEASE, wait_renewal
 from harness.space import Space, resource
 from support.namespace import Object
 from support.waiting import eventually
@@ -22,9 +23,6 @@ from support.waiting import eventually
 pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 
 PLACE = ("--lease-namespace", SYSTEM)
-# Lease duration in seconds. The default of 15 would make the tests slow.
-LEASE = 4
-SHORT = ("--lease-seconds", str(LEASE), "--lease-renew-seconds", "2.5", "--lease-retry-seconds", "0.5")
 
 Start = Callable[..., OperatorProcess]
 
@@ -83,16 +81,15 @@ def test_a_leader_stopped_with_sigterm_hands_over_without_waiting_for_its_lease(
 
 
 def test_a_killed_leader_is_replaced_when_its_lease_expires_and_not_before(space: Space, start: Start) -> None:
-    first, second = start(*SHORT), start(*SHORT)
+    first, second = start(*SHORT_LEASE), start(*SHORT_LEASE)
     wait_leads(first, within=10)
     space.apply(resource())
     space.wait_pods(1)
+    renewed = wait_renewal(space.server)
     first.kill()
-    began = time.monotonic()
     space.patch("fgd/chat", {"spec": {"replicas": 3}})
-    wait_leads(second, within=30)
-    # The last renewal was up to one retry period before the kill, and is observed up to one later.
-    assert LEASE - 1 < time.monotonic() - began < LEASE + 5
+    wait_leads(second, within=60)
+    assert time.monotonic() - renewed >= LEASE_SECONDS
     space.wait_pods(3)
 
 
@@ -107,9 +104,9 @@ def test_a_leader_paused_beyond_its_lease_changes_nothing_when_it_resumes(
         return request.is_write and f"/namespaces/{space.name}/" in request.path
 
     with Proxy(operator_kubeconfig(plane)) as proxy:
-        first = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        first = start(*SHORT_LEASE, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
         wait_leads(first, within=10)
-        second = start(*SHORT)
+        second = start(*SHORT_LEASE)
 
         def pause_before(request: Request) -> Late | None:
             if not is_of_the_reconcile(request):
@@ -126,7 +123,7 @@ def test_a_leader_paused_beyond_its_lease_changes_nothing_when_it_resumes(
         else:
             proxy.rule = pause_before
         space.apply(resource())
-        wait_leads(second, within=30)
+        wait_leads(second, within=60)
         proxy.before_response, proxy.rule = lambda *_: None, lambda _: None
         space.complete()
         second.let_resyncs_pass(2)
@@ -154,12 +151,12 @@ def test_a_leader_that_cannot_reach_the_api_server_stops_before_its_lease_expire
     plane: ControlPlane, start: Start, tmp_path: Path
 ) -> None:
     with Proxy(operator_kubeconfig(plane)) as proxy:
-        first = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        first = start(*SHORT_LEASE, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
         wait_leads(first, within=10)
         proxy.rule = lambda _: Slow(60)
         began = time.monotonic()
-        assert first.ending(within=LEASE + 5) == 1
-        assert time.monotonic() - began < LEASE
+        assert first.ending(within=LEASE_SECONDS + 5) == 1
+        assert time.monotonic() - began < LEASE_SECONDS
 
 
 def test_a_leader_whose_lease_is_taken_during_a_reconcile_writes_no_more_once_it_knows(
@@ -172,10 +169,10 @@ def test_a_leader_whose_lease_is_taken_during_a_reconcile_writes_no_more_once_it
         if not request.is_write or f"/namespaces/{space.name}/" not in request.path:
             return None
         is_writing.set()
-        return Slow(0.3) if is_taken.is_set() else Late(is_taken)
+        return Slow(1) if is_taken.is_set() else Late(is_taken)
 
     with Proxy(operator_kubeconfig(plane)) as proxy:
-        operator = start(*SHORT, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
+        operator = start(*SHORT_LEASE, kubeconfig=proxy.kubeconfig(tmp_path / "kubeconfig"))
         wait_leads(operator, within=10)
         proxy.rule = hold
         for number in range(4):
@@ -187,7 +184,7 @@ def test_a_leader_whose_lease_is_taken_during_a_reconcile_writes_no_more_once_it
         is_taken.set()
         assert operator.ending(within=10) == 1
         renewed_at = next(at for request, at in proxy.arrivals if "/leases/" in request.path and at > taken_at)
-        late = [request.path for request, at in proxy.arrivals if request.is_write and at > renewed_at + 1]
+        late = [request.path for request, at in proxy.arrivals if request.is_write and at > renewed_at + 3]
     assert late == []
     assert "another has taken the lease" in operator.log.read_text()
 

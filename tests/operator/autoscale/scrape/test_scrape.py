@@ -154,7 +154,7 @@ def replica(port: int, pod: str = "pod", address: str = "127.0.0.1") -> Target:
 
 async def answer_of(port: int, scraper: Scraper | None = None, **of: str) -> Sample | UnusableError:
     """Scrape one replica."""
-    async with Scraper(0.5) if scraper is None else nullcontext(scraper) as used:
+    async with Scraper(2.0) if scraper is None else nullcontext(scraper) as used:
         (answer,) = (await used.scrape("fleet", [replica(port, **of)])).values()
     return answer
 
@@ -208,9 +208,9 @@ HOSTILE = [
 async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
         began = time.monotonic()
-        async with Scraper(0.5) as scraper:
+        async with Scraper(2.0) as scraper:
             found = await scraper.scrape("fleet", [replica(bad, "bad"), replica(good, "good")])
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
     answers = {target.pod: answer for target, answer in found.items()}
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
     assert isinstance(answers["bad"], UnusableError)
@@ -368,7 +368,7 @@ def refusing(reason: str) -> Handler:
 
 
 async def stage_of(handler: Handler) -> str:
-    async with serving(handler) as port, Scraper(0.5) as scraper:
+    async with serving(handler) as port, Scraper(2.0) as scraper:
         return await scraper.read_stage("127.0.0.1", port)
 
 

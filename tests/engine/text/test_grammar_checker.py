@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 
 from engine.text.matching import END, byte_tokenizer
 from fastgen.core.request_error import RequestError
@@ -28,6 +29,7 @@ from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.grammars.limits import MOST_REHEARSAL_SECONDS
 from fastgen.text.tokenizer import Tokenizer
+from fastgen.text.vocabulary import Vocabulary
 from support.waiting import eventually
 
 TOKENIZER = byte_tokenizer(None)
@@ -68,6 +70,37 @@ def test_a_grammar_on_which_the_library_panics_is_refused_at_once(rehearsals: Gr
         with pytest.raises(RequestError, match="the grammar library fails on it; simplify it"):
             rehearsals.check(Grammar(kind="lark", text=f'start: r::{number}\nr::_: "a" r::incr(_)'))
     assert time.monotonic() - began < MOST_REHEARSAL_SECONDS / 2
+
+
+@pytest.mark.parametrize("length", [1023, 1024, 1025, 40_000])
+def test_a_vocabulary_with_very_long_tokens_has_grammars(length: int) -> None:
+    """The library's tables have no room for them; other tokens spell their text."""
+    backend = byte_tokenizer(None, "<|" + "x" * (length - 2)).backend
+    backend.add_tokens([AddedToken("a" * length, special=False, normalized=False)])
+    tokenizer = Tokenizer(backend, Vocabulary(backend), None, None, END)
+    long_mark, long_text = END + 1, END + 2
+    assert [len(tokenizer.vocabulary.token_bytes(token)) for token in (long_mark, long_text)] == [length, length]
+    checker = GrammarChecker(tokenizer)
+    try:
+        for grammar in (
+            Grammar(kind="regex", text="a*"),
+            Grammar(kind="lark", text=f'start: "b" <[{long_mark}]> "a"'),
+            Grammar(kind="regex", text="a{%d}" % min(length, 1100)),  # may be the long token
+        ):
+            checker.check(grammar)
+            constraint = CompiledGrammars(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)
+            texts: list[int] = []
+            while END not in texts and len(texts) < 5:
+                mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+                constraint.fill_mask(mask.data)
+                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+                texts.append(int(allowed[0]))
+                constraint.accept(texts[-1])
+            if grammar.kind == "lark":
+                assert texts == [*tokenizer.encode("b", add_special_tokens=False), long_mark,
+                                 *tokenizer.encode("a", add_special_tokens=False), END]  # fmt: skip
+    finally:
+        checker.close()
 
 
 @pytest.mark.parametrize(

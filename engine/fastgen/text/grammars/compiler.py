@@ -21,6 +21,9 @@ JSON_SPACE = r"[ \t\n\r]{0,20}"
 # that text has no end, and neither has the search. The last declaration applies.
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 
+# Most bytes of a token in the library's tables: the depth of its tree, less the byte that it puts before special tokens.
+_LONGEST_TOKEN = 1023
+
 # The fault of a grammar without a match.
 NO_MATCH = "nothing can match it"
 
@@ -133,8 +136,15 @@ def vocabulary_tables(
 
     If only one text can follow, llguidance encodes it and allows only these tokens. `encode` may add a space before the
     first word and parses special tokens in text; in these cases the longest matching tokens are used instead.
+
+    Tokens of more than `_LONGEST_TOKEN` bytes, on which the library panics, are left out: other tokens spell their text.
+    Special tokens of that length get a shorter name; rules name them by their ids.
     """
     marks = frozenset(special)
+    tokens = [
+        text if len(text) <= _LONGEST_TOKEN else b"<|%d|>" % token if token in marks else b""
+        for token, text in enumerate(tokens)
+    ]
     text_tokens = {spelling: token for token, spelling in enumerate(tokens) if spelling and token not in marks}
     longest = max(map(len, text_tokens))
 

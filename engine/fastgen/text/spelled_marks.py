@@ -4,8 +4,9 @@ A model whose vocabulary has a token for a mark, such as `<|channel|>` or `</thi
 the mark. The same text in other tokens is text: the model quotes the mark, perhaps from a user's message. (vLLM and
 SGLang take it for the mark in some formats and ways of reading; openai-harmony, gpt-oss's own parser, does not.)
 
-Parsers look for marks in text. So a guard, a character that occurs in no text, is inserted before the last character of
-each mark that other tokens spell. It is removed from what the parsers return.
+Parsers look for marks in text. So a guard is inserted before the last character of each mark that other tokens spell,
+and removed from what the parsers return. The guard is a lone surrogate, which UTF-8 cannot express: no generated text
+contains one. Only a parsed JSON escape can be one, so guards are removed before such text is parsed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fastgen.text.tokenizer import Tokenizer
 
-# A noncharacter: no text contains it.
-GUARD = "\ufdd1"
+GUARD = "\udfff"
 
 
 class SpelledMarks:

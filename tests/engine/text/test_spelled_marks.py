@@ -212,10 +212,51 @@ def test_quoted_marks_are_read_as_any_other_text(vocabulary: str) -> None:
         }
         reasoning, content, calls = said(plain, tokenizer, **meaning)
         expected = reasoning.translate(back), content.translate(back), [(n, a.translate(back)) for n, a in calls]
-        if meaning["reasoning"] is None and meaning["format"] is None:
-            parts = [part for part in parts if part != "\ufdd1"]
         found = said(parts, tokenizer, at_once=source.choice((1, 3, 99)), **meaning)
         assert found == expected, (parts, meaning)
+
+
+NONCHARACTERS = "\ufdd0\ufdd1\uffff"
+
+
+@pytest.mark.parametrize("vocabulary", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("parts", "meaning", "expected"),
+    [
+        (
+            (Own("<think>"), f"a{NONCHARACTERS}</think>", Own("</think>"), f"b{NONCHARACTERS}<think>"),
+            {"reasoning": Think()},
+            (f"a{NONCHARACTERS}</think>", f"b{NONCHARACTERS}<think>", []),
+        ),
+        *(
+            (
+                (Own("<tool_call>"), text.replace("A", f"{NONCHARACTERS}<tool_call>"), Own("</tool_call>")),
+                {"format": format},
+                ("", "", [(f"f{NONCHARACTERS}", f'{{"a": "{NONCHARACTERS}<tool_call>"}}')]),
+            )
+            for format, text in (
+                (Hermes(), f'{{"name": "f{NONCHARACTERS}", "arguments": {{"a": "A"}}}}'),
+                (Hermes(), f'{{"arguments": {{"a": "A"}}, "name": "f{NONCHARACTERS}"}}'),
+                (
+                    Qwen3Coder(),
+                    f"<function=f{NONCHARACTERS}>\n<parameter=a>\nA\n</parameter>\n</function>\n",
+                ),
+            )
+        ),
+    ],
+)
+def test_a_noncharacter_of_the_model_is_kept(
+    vocabulary: str, parts: Parts, meaning: dict[str, Any], expected: Said
+) -> None:
+    for at_once in (1, 3, 999):
+        assert said(parts, TOKENIZERS[vocabulary], at_once=at_once, **meaning) == expected
+
+
+def test_an_escaped_lone_surrogate_of_the_model_is_kept() -> None:
+    """Guards are surrogates, and only JSON can spell one."""
+    for text in (r'{"name": "f", "arguments": {"a": "\udfff"}}', r'{"arguments": {"a": "\udfff"}, "name": "f"}'):
+        parts = (Own("<tool_call>"), text, Own("</tool_call>"))
+        assert said(parts, TOKENIZERS["added"], format=Hermes()) == ("", "", [("f", r'{"a": "\udfff"}')])
 
 
 def test_stop_strings_find_quoted_marks() -> None:

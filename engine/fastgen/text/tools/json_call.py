@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fastgen.text.output_events import CallArguments, CallBegun, Content, OutputEvent
+from fastgen.text.spelled_marks import unguarded
 from fastgen.text.tools.json_text import JsonReader, dumped, is_name, loaded, strict
 
 # The usual spelling; any other is buffered completely before it is judged.
@@ -84,7 +85,7 @@ class CallReader:
             return ""
         self._head = (self._head + self._repaired[-1])[:_LONGEST_HEADER]
         first, header = _FIRST_KEY.match(self._head), _HEADER.match(self._head)
-        name = loaded(header.group(1)) if header else None
+        name = loaded(unguarded(header.group(1))) if header else None
         unknown = is_name(name) and self._names is not None and name not in self._names
         if (first and first.group(1) not in _KEYS) or unknown:
             self.done = True
@@ -108,7 +109,7 @@ class CallReader:
         self.done = True
         if self.called:
             return
-        call = _call_in(loaded("".join(self._repaired)))
+        call = _call_in(loaded(unguarded("".join(self._repaired))))
         if call is None or (self._names is not None and call[0] not in self._names):
             events.append(Content(self._prefix + self._text))
             return

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from math import isfinite
 from typing import TypeGuard
 
 _CLOSING = {"{": "}", "[": "]"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OPENING = {closing: opening for opening, closing in _CLOSING.items()}
 
 
 class JsonReader:
     """Follows a JSON object or array through pieces of text, and rewrites what `loaded` accepts as strict JSON.
 
-    Models write unescaped line breaks and tabs into strings. A lone surrogate is escaped as well, because it cannot be
-    encoded as UTF-8. Missing closing brackets are added where an outer bracket is closed, and before one of `marks`:
+    Models write unescaped line breaks and tabs into strings. Missing closing brackets are added where an outer bracket is closed, and before one of `marks`:
     texts outside of strings that end the value. Their first characters differ and occur only once in them.
     """
 
@@ -59,8 +60,7 @@ class JsonReader:
             return character
         self._escaped = character == "\\"
         self._in_string = character != '"'
-        must_be_escaped = character < " " or "\ud800" <= character <= "\udfff"
-        return json.dumps(character)[1:-1] if must_be_escaped else character
+        return json.dumps(character)[1:-1] if character < " " else character
 
     def _outside(self, character: str) -> tuple[str, int | None]:
         """Return a character outside of strings, with the brackets missing before it.
@@ -91,9 +91,13 @@ class JsonReader:
 
 
 def strict(text: str) -> str:
-    """Rewrite a JSON value that `loaded` accepts as strict JSON."""
+    """Rewrite a JSON value that `loaded` accepts as strict JSON.
+
+    A lone surrogate is escaped, because it cannot be encoded as UTF-8.
+    """
     piece, rest = JsonReader().push(text)
-    return piece + (rest or "")  # white space may follow
+    value = piece + (rest or "")  # white space may follow
+    return _SURROGATE.sub(lambda found: json.dumps(found[0])[1:-1], value)
 
 
 def loaded(text: str) -> object:
@@ -119,4 +123,4 @@ def dumped(value: object) -> str:
 
 def is_name(value: object) -> TypeGuard[str]:
     """Return whether `value` is valid text; JSON can contain a lone surrogate, which is not."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    return isinstance(value, str) and _SURROGATE.search(value) is None

@@ -12,6 +12,7 @@ from typing import Any
 from fastgen.text.grammars.lark import json_body, quoted
 from fastgen.text.grammars.schemas.errors import SchemaError
 from fastgen.text.output_events import CallArguments, CallBegun
+from fastgen.text.spelled_marks import unguarded
 from fastgen.text.tools.format import OfferedTool, Spell, ToolFormat, repeated
 from fastgen.text.tools.json_text import dumped
 from fastgen.text.tools.parameter_values import ParameterSchema, declared_parameters
@@ -145,7 +146,7 @@ class _Reader(Machine):
         if not 0 <= place <= _LONGEST_NAME:
             self.buffer = self.buffer.removeprefix(_PARAMETER)
             return True
-        name, self.buffer = self.buffer[len(_PARAMETER) : place], self.buffer[place + 1 :]
+        name, self.buffer = unguarded(self.buffer[len(_PARAMETER) : place]), self.buffer[place + 1 :]
         self._parameter, self._value = ParameterSchema(self._schema, name), []
         self._write(f"{self._separator}{dumped(name)}: " + ('"' if self._parameter.is_text else ""))
         self._separator = ", "
@@ -179,7 +180,7 @@ class _Reader(Machine):
             self.buffer = self.buffer.removeprefix(tag)
             self.state = self._in_value
             return True
-        self._write('"' if self._parameter.is_text else self._parameter.value("".join(self._value)))
+        self._write('"' if self._parameter.is_text else self._parameter.value(unguarded("".join(self._value))))
         self.buffer = self.buffer.removeprefix("\n").removeprefix(_PARAMETER_END)
         self.state = self._between
         return True
@@ -187,7 +188,7 @@ class _Reader(Machine):
     def _add(self, text: str) -> None:
         """Add text to the value."""
         if self._parameter.is_text:
-            self._write(dumped(text)[1:-1])
+            self._write(dumped(unguarded(text))[1:-1])
         else:
             self._value.append(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,13 +57,14 @@ class RequestOutput:
         logprobs: one entry per token in `token_ids`; None if not requested.
         prompt_logprobs: one entry per prompt token except the first; None if not requested.
         cached_tokens: prompt tokens that came from the prefix cache.
+        is_cut: whether the last `take` left a part for the next.
         queue_seconds: time in the engine's queue; None until the request is first scheduled.
         pooled: the result of a request with `pooling`, as in `TokenOutput`; None before.
     """
 
     __slots__ = (
         *("_num_taken_logprobs", "_num_taken_pieces", "_output", "_pieces"),
-        *("cached_tokens", "logprobs", "pooled", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
+        *("cached_tokens", "is_cut", "logprobs", "pooled", "prompt_logprobs", "queue_seconds", "request", "token_ids"),
     )
 
     def __init__(self, request: Request, tokenizer: Tokenizer, rendered: RenderedRequest) -> None:
@@ -71,6 +73,7 @@ class RequestOutput:
         self.logprobs: list[TokenLogprobs] | None = None if request.sampling.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprobs] | None = None if request.sampling.prompt_logprobs is None else []
         self.cached_tokens = 0
+        self.is_cut = False
         self.queue_seconds: float | None = None
         self.pooled: bytes | None = None
         self._output = OutputText(tokenizer, rendered, request)
@@ -80,8 +83,8 @@ class RequestOutput:
 
     @property
     def has_delta(self) -> bool:
-        """Whether there is new text since the last `take`, or the output has finished."""
-        return len(self._pieces) > self._num_taken_pieces or self._output.finish_reason is not None
+        """Whether there is new text since the last `take`, a part that it left, or the output has finished."""
+        return len(self._pieces) > self._num_taken_pieces or self.is_cut or self._output.finish_reason is not None
 
     def push(self, output: TokenOutput) -> None:
         """Add an engine output.
@@ -104,18 +107,26 @@ class RequestOutput:
         if output.pooled is not None:
             self.pooled = output.pooled
 
-    def take(self) -> OutputDelta:
-        """Return what was added since the last call. Logprobs come with text, or at the end."""
+    def take(self, most: int = sys.maxsize) -> OutputDelta:
+        """Return what was added since the last call. Logprobs come with text, or at the end.
+
+        Args:
+            most: most tokens with text, and most logprobs, to return; the next call continues after them.
+        """
         if not self.has_delta:
             return OutputDelta("")
-        text = "".join(self._pieces[self._num_taken_pieces :])
-        self._num_taken_pieces = len(self._pieces)
+        pieces = self._pieces[self._num_taken_pieces : self._num_taken_pieces + most]
+        self._num_taken_pieces += len(pieces)
+        self.is_cut = self._num_taken_pieces < len(self._pieces)
         logprobs: Sequence[TokenLogprobs] = ()
         if self.logprobs is not None:
-            logprobs = self.logprobs[self._num_taken_logprobs :]
-            self._num_taken_logprobs = len(self.logprobs)
-        reason = self._output.finish_reason
-        return OutputDelta(text, logprobs) if reason is None else OutputDelta(text, logprobs, reason, self.stop_reason)
+            logprobs = self.logprobs[self._num_taken_logprobs : self._num_taken_logprobs + most]
+            self._num_taken_logprobs += len(logprobs)
+            self.is_cut = self.is_cut or self._num_taken_logprobs < len(self.logprobs)
+        text, reason = "".join(pieces), self._output.finish_reason
+        if self.is_cut or reason is None:
+            return OutputDelta(text, logprobs)
+        return OutputDelta(text, logprobs, reason, self.stop_reason)
 
     def as_delta(self) -> OutputDelta:
         """Return the output so far as one delta."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fastgen.text.tokenizer import Tokenizer
 
-GUARD = "\udfff"
+GUARD = "\ud800"
 
 
 class SpelledMarks:

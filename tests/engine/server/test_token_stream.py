@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -123,6 +124,64 @@ async def test_nothing_is_written_to_a_client_that_does_not_read() -> None:
     client.go_on_reading()
     await task
     assert b"".join(client.parts) == b"<0:abc;0:de;>"
+
+
+async def test_much_that_has_accumulated_is_written_in_parts_between_which_others_have_their_turn() -> None:
+    engine, client, turns = PlayedEngine(), Client(), list[int]()
+    task = await responding(engine, client, Texts())
+
+    async def other() -> None:
+        while not task.done():
+            turns.append(len(client.parts))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(other())
+    for number in range(2):  # while it runs, and at its end
+        client.stop_reading()
+        for _ in range(5000):
+            engine.generate("a")
+        if number:
+            engine.generate("b", end=FinishReason.LENGTH)
+        await settle()
+        client.go_on_reading()
+        while not (task.done() if number else b"".join(client.parts).count(b"a") == 5000):
+            await asyncio.sleep(0)
+    await watching
+    texts = b"".join(client.parts).decode().strip("<>").replace("0:", "").split(";")
+    assert "".join(texts) == "a" * 10_000 + "b"
+    assert max(map(len, texts)) == 1024
+    assert all(second - first <= 1 for first, second in pairwise(turns)), "a turn between two parts"
+
+
+async def test_a_client_that_pauses_between_the_parts_gets_them_all() -> None:
+    engine, client = PlayedEngine(), Client()
+    task = await responding(engine, client, Texts())
+    client.stop_reading()
+    for _ in range(5000):
+        engine.generate("a")
+    client.go_on_reading()
+    client.stop_reading()
+    await settle()
+    assert b"".join(client.parts) == b"<0:" + b"a" * 1024 + b";"
+    client.go_on_reading()
+    await settle()
+    client.stop_reading()
+    engine.in_flight.end_all()
+    await settle()
+    client.go_on_reading()
+    await task
+    assert b"".join(client.parts).count(b"a") == 5000 + b"engine_dead".count(b"a")
+
+
+async def test_much_that_cannot_be_encoded_ends_the_request() -> None:
+    engine, client = PlayedEngine(), Client()
+    task = await responding(engine, client, Broken())
+    client.stop_reading()
+    for _ in range(5000):
+        engine.generate("a")
+    client.go_on_reading()
+    await asyncio.wait_for(task, 10)
+    assert b"".join(client.parts) == b"<internal_error"
 
 
 async def test_a_request_that_fails_gets_its_text_before_the_error() -> None:

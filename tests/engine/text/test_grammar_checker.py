@@ -85,7 +85,7 @@ def test_a_vocabulary_with_very_long_tokens_has_grammars(length: int) -> None:
         for grammar in (
             Grammar(kind="regex", text="a*"),
             Grammar(kind="lark", text=f'start: "b" <[{long_mark}]> "a"'),
-            Grammar(kind="regex", text="a{%d}" % min(length, 1100)),  # may be the long token
+            Grammar(kind="regex", text=f"a{{{min(length, 1100)}}}"),  # may be the long token
         ):
             checker.check(grammar)
             constraint = CompiledGrammars(lambda: tokenizer, tokenizer.vocab_size, [END])(grammar)

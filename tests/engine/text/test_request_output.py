@@ -44,6 +44,34 @@ def test_outputs_that_were_not_taken_are_merged() -> None:
     assert output.take().text == ""
 
 
+def test_a_bounded_delta_leaves_the_rest_for_the_next() -> None:
+    output = request_output(logprobs=0)
+    for letter in "abcde":
+        output.push(token_output(tokens(letter)))
+    output.push(token_output(tokens("\u00e9")[:1], FinishReason.LENGTH))
+    found = []
+    while not found or output.is_cut:
+        assert output.has_delta
+        found.append(output.take(2))
+    assert [(delta.text, len(delta.logprobs), delta.finish_reason) for delta in found] == [
+        ("ab", 2, None),
+        ("cd", 2, None),
+        ("e\ufffd", 2, FinishReason.LENGTH),
+    ]
+
+
+def test_logprobs_of_tokens_without_text_are_bounded_as_well() -> None:
+    output = request_output(logprobs=0)
+    output.push(token_output([END] * 4))
+    assert not output.has_delta
+    output.push(token_output(tokens("a")))
+    assert [(output.take(3).text, output.is_cut), (len(output.take(3).logprobs), output.is_cut)] == [
+        ("a", True),
+        (2, False),
+    ]
+    assert not output.has_delta
+
+
 def test_logprobs_of_held_back_text_come_with_the_next_text() -> None:
     output = request_output(logprobs=0)
     first, second = tokens("é")

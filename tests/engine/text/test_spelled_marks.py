@@ -254,9 +254,9 @@ def test_a_noncharacter_of_the_model_is_kept(
 
 def test_an_escaped_lone_surrogate_of_the_model_is_kept() -> None:
     """Guards are surrogates, and only JSON can spell one."""
-    for text in (r'{"name": "f", "arguments": {"a": "\udfff"}}', r'{"arguments": {"a": "\udfff"}, "name": "f"}'):
+    for text in (r'{"name": "f", "arguments": {"a": "\ud800"}}', r'{"arguments": {"a": "\ud800"}, "name": "f"}'):
         parts = (Own("<tool_call>"), text, Own("</tool_call>"))
-        assert said(parts, TOKENIZERS["added"], format=Hermes()) == ("", "", [("f", r'{"a": "\udfff"}')])
+        assert said(parts, TOKENIZERS["added"], format=Hermes()) == ("", "", [("f", r'{"a": "\ud800"}')])
 
 
 def test_stop_strings_find_quoted_marks() -> None:

@@ -32,13 +32,15 @@ log = logging.getLogger("fastgen.server")
 
 # Tokens beyond which a response is parsed and written in a thread. A shorter one takes a few milliseconds.
 _LARGE_OUTPUT = 1 << 12
+# Most tokens, of all generations, that are parsed and written at once.
+_MOST_TAKEN = 1 << 10
 
 
 class RequestHandler:
     """Runs the generations of one HTTP request: `num_candidates` for each prompt, in order.
 
     Outputs of the engine are detokenized when they arrive, and a stop string ends its generation then, however slowly
-    the client reads. What the client has not read yet is merged into one delta per generation.
+    the client reads. What the client has not read yet is merged.
 
     Use it as a context manager; on exit it logs the request, and if the output is long, marks the request as large, so
     that later work for it runs in a thread. It is the `fastgen.link.in_flight.Receiver` of its generations.
@@ -157,10 +159,24 @@ class RequestHandler:
         """Return whether all generations have ended, or the request has failed."""
         return self._ended.is_set()
 
+    @property
+    def has_deltas(self) -> bool:
+        """Return whether there is something to `take`."""
+        return bool(self._changed)
+
     def take(self) -> list[tuple[int, OutputDelta]]:
-        """Return what is new, with the index of the generation; what changed first comes first."""
+        """Return what is new, with the index of the generation; what changed first comes first.
+
+        Of much, as after a pause of the client, only a part is returned, and `has_deltas` stays true.
+        """
         changed, self._changed = self._changed, {}
-        return [(index, self.outputs[index].take()) for index in changed]
+        most = max(1, _MOST_TAKEN // max(1, len(changed)))
+        deltas = []
+        for index in changed:
+            deltas.append((index, self.outputs[index].take(most)))
+            if self.outputs[index].is_cut:
+                self._changed[index] = None
+        return deltas
 
     async def finish(self) -> list[RequestOutput]:
         """Run to the end and return the chosen outputs, one per choice, in order.

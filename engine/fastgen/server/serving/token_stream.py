@@ -38,7 +38,8 @@ class TokenStream(EventStream):
     """Streams the generations of a request handler.
 
     The deltas of one report are encoded and written together, in one callback of the event loop and without a task.
-    Nothing is written while the client does not read. The generations continue, and what each adds becomes one delta.
+    Nothing is written while the client does not read. The generations continue, and what they add is merged. When the
+    client reads on, it is encoded in parts, between which the event loop serves other requests.
 
     Args:
         handler: the request.
@@ -49,6 +50,7 @@ class TokenStream(EventStream):
         super().__init__()
         self._handler = handler
         self._events = events
+        self._is_broken = False  # whether a delta could not be encoded
 
     async def run(self) -> bytes:
         """Write events until the generations have ended; return the last ones."""
@@ -58,11 +60,10 @@ class TokenStream(EventStream):
             with self._handler as handler:
                 self.write(self._events.begin())
                 await handler.run(lambda: loop.call_soon(self._flush, context=context))
-                await self.writer.drain()
-                last = self._taken()
+                last = await self._last()
             return last + self._events.end()
         except APIError as error:
-            return self._taken() + self._events.fail(error)
+            return await self._last() + self._events.fail(error)
         finally:
             self.writer.on_writable(None)
 
@@ -74,7 +75,23 @@ class TokenStream(EventStream):
             self.write(self._taken())
         except Exception as error:  # a defect, which ends this stream only
             log.exception("the output of response %s could not be encoded", self._handler.id)
+            self._is_broken = True
             self._handler.fail(error)
+        if self._handler.has_deltas:  # other requests have their turn first
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    async def _last(self) -> bytes:
+        """Return the last events of the generations, after writing those before them as fast as the client reads."""
+        await self.writer.drain()
+        if self._is_broken:
+            return b""
+        events = self._taken()
+        while self._handler.has_deltas:
+            self.write(events)
+            await asyncio.sleep(0)  # other requests have their turn
+            await self.writer.drain()
+            events = self._taken()
+        return events
 
     def _taken(self) -> bytes:
         return b"".join([self._events.delta(index, delta) for index, delta in self._handler.take()])

@@ -21,7 +21,7 @@ JSON_SPACE = r"[ \t\n\r]{0,20}"
 # that text has no end, and neither has the search. The last declaration applies.
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 
-# Most bytes of a token in the library's tables: the depth of its tree, less the byte that it puts before special tokens.
+# Most bytes of a token in the library's tables: the depth of its tree, less the byte before special tokens.
 _LONGEST_TOKEN = 1023
 
 # The fault of a grammar without a match.
@@ -137,8 +137,8 @@ def vocabulary_tables(
     If only one text can follow, llguidance encodes it and allows only these tokens. `encode` may add a space before the
     first word and parses special tokens in text; in these cases the longest matching tokens are used instead.
 
-    Tokens of more than `_LONGEST_TOKEN` bytes, on which the library panics, are left out: other tokens spell their text.
-    Special tokens of that length get a shorter name; rules name them by their ids.
+    The library panics on tokens of more than `_LONGEST_TOKEN` bytes. They are left out: other tokens spell their text.
+    Special tokens of that length get a shorter name: rules name them by their ids.
     """
     marks = frozenset(special)
     tokens = [

@@ -16,8 +16,9 @@ _OPENING = {closing: opening for opening, closing in _CLOSING.items()}
 class JsonReader:
     """Follows a JSON object or array through pieces of text, and rewrites what `loaded` accepts as strict JSON.
 
-    Models write unescaped line breaks and tabs into strings. Missing closing brackets are added where an outer bracket is closed, and before one of `marks`:
-    texts outside of strings that end the value. Their first characters differ and occur only once in them.
+    Models write unescaped line breaks and tabs into strings. Missing closing brackets are added where an outer bracket
+    is closed, and before one of `marks`: texts outside of strings that end the value. Their first characters differ and
+    occur only once in them.
     """
 
     __slots__ = ("_escaped", "_held", "_in_string", "_marks", "_num_open", "_open")

@@ -195,7 +195,7 @@ def test_replicas_with_hostile_metrics_delay_no_autoscaling_of_others(
     def decided() -> bool:
         return bool(namespace.get("fgd", "chat")["status"]["autoscaling"]["desiredReplicas"] == 2)
 
-    eventually(decided, within=15, what="a decision")
+    eventually(decided, within=25, what="a decision")
     namespace.wait_condition("Ready", "True")
     namespace.wait_condition("ScalingActive", "True", "Active")
     assert restarts(bed) == 0

@@ -2,8 +2,8 @@
 
 A chat template writes role marks such as `<|im_end|>` as text, and the tokenizer makes tokens of them. The same text in
 a message would become the same token, and forge the end of the message. So before a template renders client text, a
-character that occurs in no text is put into each spelling of a control token. In the prompt, spellings with this
-character inside are encoded as plain text, and those without are the template's. transformers serves the same purpose
+lone surrogate, which no text contains, is put into each spelling of a control token. In the prompt, spellings with it
+inside are encoded as plain text, and those without are the template's. transformers serves the same purpose
 with `apply_chat_template(..., sanitize_control_tokens=True)`.
 """
 
@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# A noncharacter: no text contains it.
-MARK = "\ufdd0"
+# Strict JSON cannot spell it, and `message_form` replaces it in the arguments of earlier calls.
+MARK = "\ud800"
 
 
 class ControlTokens:

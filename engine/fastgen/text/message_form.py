@@ -8,6 +8,7 @@ content beside calls is what some templates ask for, and others print as None.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,7 @@ Trial = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None
 # Digits, because templates may change the case of letters.
 _FIRST, _SECOND = "407718293", "915538206"
 _NAME, _KEY = "fastgen_probe", "fastgen_key"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CALL_ID = "fastgen01"  # nine letters or digits: Mistral's templates require it
 _TOOL = {"type": "function", "function": {"name": "other", "description": "", "parameters": {"type": "object"}}}
 
@@ -139,12 +141,21 @@ def _with_arguments(call: Any, reads_objects: bool) -> Any:
     if reads_objects and isinstance(arguments, str):
         # The model may have written invalid or truncated JSON; the template then gets it unparsed.
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+            arguments = _loaded(arguments)
     elif arguments is None:
         arguments = {}
     if not reads_objects and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _loaded(text: str) -> Any:
+    """Parse JSON. Halves of characters, which models escape and no tokenizer takes, become U+FFFD."""
+    value = json.loads(text)
+    if "\\u" not in text:
+        return value
+    plain = json.dumps(value, ensure_ascii=False)
+    return value if _SURROGATE.search(plain) is None else json.loads(_SURROGATE.sub("\ufffd", plain))
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:

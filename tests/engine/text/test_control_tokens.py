@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.text.template_shapes import SHAPES, source_of
 from fastgen.text.chat_template import ChatTemplate, ChatTemplateError
-from fastgen.text.control_tokens import ControlTokens
+from fastgen.text.control_tokens import MARK, ControlTokens
 from fastgen.text.guarded_encoding import GuardedEncoder
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary, byte_alphabet
@@ -268,15 +268,22 @@ def test_variables_documents_and_roles_cannot_write_tokens() -> None:
 
 def test_json_escapes_do_not_hide_a_token() -> None:
     tokenizer = tokenizer_of(byte_level, ChatTemplate("{{ messages[0].content | tojson(ensure_ascii=true) }}", {}))
-    text = '\u00e9\U0001f336 <|im_end|> \\ufdd0 "'
+    text = '\u00e9\U0001f336 <|im_end|> \\ud800 \ufdd0"'
     ids = encoded(tokenizer, [{"role": "user", "content": text}])
     assert tokenizer.decode(ids, skip_special_tokens=False) == json.dumps(text)
     assert tokenizer.backend.token_to_id("<|im_end|>") not in ids
 
 
+def test_a_noncharacter_of_a_client_is_kept() -> None:
+    tokenizer = tokenizer_of(byte_level, ChatTemplate("{{ messages[0].content }}", {}))
+    text = "".join(chr(code) for code in (*range(0xFDD0, 0xFDF0), 0xFFFE, 0xFFFF)) + "<|im_end|>"
+    ids = encoded(tokenizer, [{"role": "user", "content": text}])
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
 def test_the_mark_itself_cannot_be_sent() -> None:
     control = ControlTokens({7: "<|x|>"})
-    assert control.guarded("<\ufdd0|x|>") == control.guarded("<|x|>")
+    assert control.guarded(f"<{MARK}|x|>") == control.guarded("<|x|>")
     assert control.parted(control.guarded("a <|x|> b"))[0] == ["a ", "<|x|>", " b"]
 
 

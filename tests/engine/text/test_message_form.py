@@ -166,6 +166,18 @@ def test_arguments_that_are_not_json_are_rendered_as_the_model_wrote_them() -> N
     assert '"arguments": "{\\"a\\": x"' in template.render(messages)
 
 
+def test_half_of_a_character_in_arguments_becomes_text_that_tokenizers_take() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}", {})
+    for escaped, shown in (
+        (r"a\ud800", "a\ufffd"),
+        (r"\uDC00b", "\ufffdb"),
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\\ud800", r"\\ud800"),
+    ):
+        messages = [{"role": "assistant", "content": None, "tool_calls": [call(1, f'{{"a": "{escaped}"}}')]}]
+        assert template.render(messages) == f'{{"a": "{shown}"}}'
+
+
 def test_arguments_of_a_client_that_sends_an_object_become_json_where_the_template_copies_them() -> None:
     template = ChatTemplate(source_of("glm_4"), SPECIAL)
     function = {"name": "f", "arguments": {"\u00e9": 1}}

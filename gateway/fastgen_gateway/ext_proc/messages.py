@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import (
     BodyMutation,
     BodyResponse,
@@ -35,13 +36,24 @@ EXPLAIN: Final = "x-fastgen-explain"
 AUTHORIZATION: Final = "authorization"
 _ADDRESS: Final = "upstream.address"
 
-CONTINUE_REQUEST: Final = ProcessingResponse(request_headers=HeadersResponse())
+# In the metadata of the picker's own responses: `envoy.yaml` leaves them as they are.
+_RESPONDS: Final = "responds"
+# What Envoy sends of a request from its body on. Without it, `envoy.yaml` sends nothing of the response.
+_MODE: Final = ProcessingMode(
+    request_header_mode=ProcessingMode.SEND,
+    request_body_mode=ProcessingMode.BUFFERED,
+    response_header_mode=ProcessingMode.SEND,
+    request_trailer_mode=ProcessingMode.SKIP,
+    response_trailer_mode=ProcessingMode.SKIP,
+)
+
+CONTINUE_REQUEST: Final = ProcessingResponse(request_headers=HeadersResponse(), mode_override=_MODE)
 CONTINUE_RESPONSE: Final = ProcessingResponse(response_headers=HeadersResponse())
 
 
 def accepted(client: str) -> ProcessingResponse:
     """Return the answer to the headers of a request with a valid key; the access log names its client."""
-    answer = ProcessingResponse(request_headers=HeadersResponse())
+    answer = ProcessingResponse(request_headers=HeadersResponse(), mode_override=_MODE)
     answer.dynamic_metadata.get_or_create_struct(LOGGED)["client"] = client
     return answer
 
@@ -127,7 +139,7 @@ def immediate(
 ) -> ProcessingResponse:
     """Return the message that answers a request with JSON."""
     content = {"content-type": "application/json", **(headers or {})}
-    return ProcessingResponse(
+    answer = ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=status),
             headers=HeaderMutation(set_headers=_options(content.items())),
@@ -135,6 +147,8 @@ def immediate(
             details=details,
         )
     )
+    answer.dynamic_metadata.get_or_create_struct(LOGGED)[_RESPONDS] = True
+    return answer
 
 
 def _options(headers: Iterable[tuple[str, str]]) -> list[HeaderValueOption]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from dashboards.base import choices, new_dashboard, one_deployment, with_events
 from dashboards.panels import lines, mean, number, quantiles, rate, stacked, word
+from fastgen_operator.autoscale.scrape.outcomes import FAILED, FAULTS
 
 _ENGINES: Final = '{namespace="$namespace",fastgen_dev_deployment="$deployment",pod=~"$pod"}'
+# Those of a canary, too.
+_REVISIONS: Final = '{namespace="$namespace",fastgen_dev_deployment=~"$deployment(_canary)?"}'
+_REVISION: Final = "{{fastgen_dev_deployment}}"
 _OPERATOR: Final = '{namespace="$namespace",name="$deployment"}'
 
 
@@ -25,7 +30,7 @@ def build_deployment() -> Dashboard:
         )
     )
     dashboard = with_events(dashboard, _OPERATOR)
-    return _memory(_steps(_requests(_latency(_budget(_overview(dashboard))))))
+    return _memory(_steps(_canary(_requests(_latency(_budget(_overview(dashboard)))))))
 
 
 def _rate(metric: str) -> str:
@@ -203,6 +208,59 @@ def _requests(dashboard: Dashboard) -> Dashboard:
                     **quantiles("fastgen_request_generation_tokens", _ENGINES),
                     "tokens/s": f"sum({_rate('fastgen_generation_tokens_total')})",
                 },
+            )
+        )
+    )
+
+
+def _canary(dashboard: Dashboard) -> Dashboard:
+    def by_revision(metric: str, label: str = "", values: Iterable[str] = ()) -> str:
+        chosen = f'{_REVISIONS[:-1]},{label}=~"{"|".join(sorted(values))}"}}' if label else _REVISIONS
+        return f"sum by (fastgen_dev_deployment) ({rate(f'fastgen_{metric}', chosen)})"
+
+    def or_zero(expression: str) -> str:
+        return f"({expression} or 0 * {by_revision('request_success_total')})"
+
+    def mean_by_revision(histogram: str) -> str:
+        return f"{by_revision(f'{histogram}_sum')} / {by_revision(f'{histogram}_count')}"
+
+    # As the operator counts them when it compares the revisions.
+    faults = or_zero(by_revision("request_rejected_total", "reason", FAULTS))
+    failed = or_zero(by_revision("request_success_total", "finish_reason", FAILED))
+    ended = f"({by_revision('request_success_total')} + {faults})"
+    return (
+        dashboard.with_row(Row("Canary"))
+        .with_panel(
+            stacked(
+                "Share of the requests by revision",
+                "Share of the requests that each revision has answered. The canary has the name that ends in _canary.",
+                "percentunit",
+                {_REVISION: f"{ended} / on () group_left () sum({ended})"},
+            ).max(1)
+        )
+        .with_panel(
+            lines(
+                "Failed requests by revision",
+                "Share of the requests of each revision that failed through no fault of the client. A canary above "
+                "maxErrorPercent is rolled back.",
+                "percentunit",
+                {_REVISION: f"({failed} + {faults}) / {ended}"},
+            )
+        )
+        .with_panel(
+            lines(
+                "Mean time to first token by revision",
+                "Mean time from a request's arrival to its first token.",
+                "s",
+                {_REVISION: mean_by_revision("time_to_first_token_seconds")},
+            )
+        )
+        .with_panel(
+            lines(
+                "Mean inter-token latency by revision",
+                "Mean time between consecutive tokens of a response.",
+                "s",
+                {_REVISION: mean_by_revision("inter_token_latency_seconds")},
             )
         )
     )

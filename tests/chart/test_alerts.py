@@ -238,6 +238,8 @@ def objective(alert: str, metric: str) -> list[Case]:
 
 
 CRASHES = ("CrashLoopBackOff", "OutOfMemory", "BadConfiguration", "DeviceFailed", "EngineHung")
+# All reasons for which a canary is rolled back.
+ROLLBACKS = ("CanaryFailsRequests", "CanaryTooSlow", "CanaryCrashed", "CanaryNotReady", "CanaryUntested")
 LIMITED = ("ScalingLimited", "True", "TooManyReplicas")
 CASES = [
     of_condition("FastGenDeploymentNotReady", "Ready", "InsufficientGPU", 15, ("True", "Ok"), shows_reason=True),
@@ -257,6 +259,14 @@ CASES = [
             shows_reason=True,
         )
         for reason in (*CRASHES, "StartupDeadlineExceeded")
+    ),
+    *(
+        of_condition(
+            *("FastGenCanaryRolledBack", "Progressing", reason, 2),
+            *(("True", "CanaryRunning"), ("False", "CanaryWithoutGateway"), ("True", reason)),
+            shows_reason=True,
+        )
+        for reason in ROLLBACKS
     ),
     of_condition(
         "FastGenDownloadStuck", "ModelCached", "DownloadFailed", 60, ("True", "Cached"), ("True", "NotNeeded")

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from chart_files.files import ROOT
+from cluster.commands import run
 from dashboards.files import FOLDER, NOT_SHOWN, rendered
 from dashboards.picture import Series, Span, draw, shown
 from dashboards.queries import Query, event_queries, fill, panel_queries, variable_queries
@@ -22,12 +24,14 @@ from fastgen.server.serving.metrics import Metrics as EngineMetrics
 from fastgen_operator.metrics import Metrics as OperatorMetrics
 from gateway.stand_ins import gateway_registry
 from harness.chart import SYSTEM, Helm
+from harness.prometheus import ensure_promtool
 
 NAMES = {"fleet", "deployment", "autoscaling", "operator", "model-cache", "gateway"}
 DASHBOARDS: list[dict[str, Any]] = [json.loads(text) for text in rendered().values()]
 # Labels that choose one FastGenDeployment, or some; of engines or of the operator.
 CHOICES = (
     'namespace="$namespace",fastgen_dev_deployment="$deployment"',
+    'namespace="$namespace",fastgen_dev_deployment=~"$deployment(_canary)?"',
     'namespace="$namespace",name="$deployment"',
     'namespace=~"$namespace"',
     'pod=~"$pod"',
@@ -112,6 +116,55 @@ def test_dashboards_of_deployments_show_scaling_decisions_and_rollouts() -> None
         is_of_a_program = dashboard["title"].endswith(("Operator", "Gateway"))
         expected = [] if is_of_a_program else ["Scaling decisions", "Rollouts"]
         assert [query.title for query in event_queries(dashboard)] == expected
+
+
+def test_the_row_of_the_canary_compares_the_revisions(tmp_path: Path) -> None:
+    """The canary has a tenth of the requests, and fails a quarter of them; the present revision rejects none."""
+    variables = {"namespace": "prod", "deployment": "chat", "__rate_interval": "5m"}
+    (dashboard,) = (each for each in DASHBOARDS if each["uid"] == "fastgen-deployment")
+    compared = [query for query in queries(dashboard) if "by revision" in query.title]
+    found = {query.title: fill(query.expression, variables) for query in compared}
+    series = {
+        'request_success_total{finish_reason="stop",deployment="chat"}': "0+72x30",
+        'request_success_total{finish_reason="length",deployment="chat"}': "0+18x30",
+        'request_success_total{finish_reason="stop",deployment="chat_canary"}': "0+7.5x30",
+        'request_success_total{finish_reason="out_of_memory",deployment="chat_canary"}': "0+1x30",
+        'request_rejected_total{reason="queue_full",deployment="chat_canary"}': "0+1.5x30",
+        # The client's fault.
+        'request_rejected_total{reason="invalid_request",deployment="chat_canary"}': "0+50x30",
+        'request_success_total{finish_reason="stop",deployment="another"}': "0+50x30",
+        'time_to_first_token_seconds_sum{deployment="chat"}': "0+45x30",
+        'time_to_first_token_seconds_count{deployment="chat"}': "0+90x30",
+        'inter_token_latency_seconds_sum{deployment="chat_canary"}': "0+2x30",
+        'inter_token_latency_seconds_count{deployment="chat_canary"}': "0+100x30",
+    }
+    expected = {
+        "Share of the requests by revision": {"chat": 0.9, "chat_canary": 0.1},
+        "Failed requests by revision": {"chat": 0, "chat_canary": 0.25},
+        "Mean time to first token by revision": {"chat": 0.5},
+        "Mean inter-token latency by revision": {"chat_canary": 0.02},
+    }
+    assert found.keys() == expected.keys()
+    samples = {
+        title: [{"labels": f'{{fastgen_dev_deployment="{name}"}}', "value": value} for name, value in values.items()]
+        for title, values in expected.items()
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {
+                "series": "fastgen_" + name.replace("deployment=", 'namespace="prod",pod="a",fastgen_dev_deployment='),
+                "values": values,
+            }
+            for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {"expr": f"round({found[title]}, 0.001)", "eval_time": "20m", "exp_samples": samples[title]}
+            for title in expected
+        ],
+    }
+    (tmp_path / "canary.yaml").write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in run([ensure_promtool(), "test", "rules", tmp_path / "canary.yaml"])
 
 
 def test_dashboards_link_to_each_other_and_keep_their_variables() -> None:

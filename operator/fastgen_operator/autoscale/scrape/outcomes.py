@@ -17,8 +17,8 @@ _SUMS: Final = {
     "inter_token_latency_seconds_sum": "gap_seconds",
 }
 # Finish reasons and error codes that are not the client's fault. Draining is not one: the gateway retries elsewhere.
-_FAILED: Final = frozenset({"out_of_memory", "rejected"})
-_FAULTS: Final = frozenset(
+FAILED: Final = frozenset({"out_of_memory", "rejected"})
+FAULTS: Final = frozenset(
     {"internal_error", "engine_dead", "engine_late", "loading", "grammars_unavailable", "queue_full"}
 )
 _NAMES: Final = frozenset(f"fastgen_{name}" for name in (_ENDED, _REJECTED, *_SUMS))
@@ -38,7 +38,7 @@ def parse_outcomes(text: str, model_name: str, _: float) -> Outcomes:
         raise UnusableError("Incomplete", "the sums of latencies are missing")
     ended = {label: value for (name, label), value in values.items() if name == _ENDED}
     rejected = {label: value for (name, label), value in values.items() if name == _REJECTED}
-    failed = sum(ended[label] for label in ended.keys() & _FAILED)
-    faults = sum(rejected[label] for label in rejected.keys() & _FAULTS)
+    failed = sum(ended[label] for label in ended.keys() & FAILED)
+    faults = sum(rejected[label] for label in rejected.keys() & FAULTS)
     # Invalid requests say nothing about a revision.
     return Outcomes(requests=sum(ended.values()) + faults, errors=failed + faults, **sums)

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from fastgen_operator.kinds import FASTGEN, POD, Object
 from fastgen_operator.kube.transport import ApiServer, KubeError
-from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.labels_and_annotations import CANARY_LABEL_SUFFIX, OWNER_LABEL
 from fastgen_operator.metrics import Metrics
 from fastgen_operator.objects.pod import Pod
 
@@ -73,8 +73,13 @@ class Cluster:
             raise PluginError(self._missing(name)) from None
 
     def pods(self, name: str) -> list[Pod]:
-        """Return the engine pods of a FastGenDeployment, oldest first."""
+        """Return the engine pods of a FastGenDeployment without those of a canary, oldest first."""
         return self.pods_with(self.namespace, f"{OWNER_LABEL}={name}")
+
+    def pods_and_canary(self, name: str) -> list[Pod]:
+        """Return the engine pods of a FastGenDeployment, oldest first, and then those of its canary."""
+        pods = self.pods_with(self.namespace, f"{OWNER_LABEL} in ({name},{name}{CANARY_LABEL_SUFFIX})")
+        return sorted(pods, key=lambda pod: pod.is_canary)
 
     def pods_with(self, namespace: str, selector: str) -> list[Pod]:
         """Return the pods with these labels, oldest first."""

@@ -110,7 +110,7 @@ class Pods:
     def resource(self, _: str) -> Object:
         return {}
 
-    def pods(self, _: str) -> list[Pod]:
+    def pods_and_canary(self, _: str) -> list[Pod]:
         return [pod()]
 
     def log(self, *_: object) -> Iterator[str]:

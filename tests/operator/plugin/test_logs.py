@@ -31,7 +31,7 @@ class Polls:
     def resource(self, _: str) -> None:
         pass
 
-    def pods(self, _: str) -> list[Pod]:
+    def pods_and_canary(self, _: str) -> list[Pod]:
         for state in self.states:
             return [Pod(pod(**container(**state)))]
         raise KeyboardInterrupt

@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
-    """Print the logs of all pods; return the exit code, 1 if no log could be read to its end.
+    """Print the logs of all pods, a canary's included; return the exit code, 1 if no log could be read to its end.
 
     With --follow, it runs until interrupted.
     """
     cluster.resource(options.name)
     reader = _Reader(options, cluster, screen)
-    pods = cluster.pods(options.name)
+    pods = cluster.pods_and_canary(options.name)
     if not options.follow:
         if not pods:
             raise PluginError(f"{options.name} has no pods: see kubectl fastgen status {options.name}")
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
                 seen.add(start)
                 threading.Thread(target=reader.read, args=(pod,), daemon=True).start()
         time.sleep(_POLL_SECONDS)
-        pods = cluster.pods(options.name)
+        pods = cluster.pods_and_canary(options.name)
 
 
 class _Reader:
@@ -67,7 +67,7 @@ class _Reader:
 
     def read(self, pod: Pod) -> bool:
         """Print the log of a pod; return whether it was read to its end. An error is printed, too."""
-        name = pod.name
+        name = f"{pod.name} canary" if pod.is_canary else pod.name
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         prefix = self._screen.paint(f"[{name}]", colour)
         has_lines = False

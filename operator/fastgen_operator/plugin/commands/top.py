@@ -39,16 +39,16 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
         raise UsageError("--output json requires --once")
     cluster.resource(options.name)
     reader = MetricsReader(cluster)
-    before = reader.read(serving(cluster.pods(options.name)))
+    before = reader.read(serving(cluster.pods_and_canary(options.name)))
     if before and all(isinstance(each, PluginError) for each in before.values()):
         raise next(each for each in before.values() if isinstance(each, PluginError))
     while True:
         time.sleep(options.interval)
-        pods = cluster.pods(options.name)
+        pods = cluster.pods_and_canary(options.name)
         after = reader.read(serving(pods))
         found, whole = load_between(before, after)
         if options.output == "json":
-            screen.write_json(_to_json(found, whole))
+            screen.write_json(_to_json(pods, found, whole))
         else:
             lines = view(f"{cluster.namespace}/{options.name}", pods, found, whole, screen)
             (screen.write if options.once else screen.replace)(lines)
@@ -60,11 +60,11 @@ def run(options: argparse.Namespace, cluster: Cluster, screen: Screen) -> int:
 def view(
     title: str, pods: Sequence[Pod], found: dict[str, Figures | str], whole: Figures | None, screen: Screen
 ) -> list[str]:
-    """Return a table of pods and their total; `found`: figures, or why there are none."""
+    """Return a table of pods and their total, a canary's included; `found`: figures, or why there are none."""
     rows: list[Row] = [_HEADER]
     notes = []
     for pod in pods:
-        name, figures = pod.name, found.get(pod.name)
+        name, figures = f"{pod.name} canary" if pod.is_canary else pod.name, found.get(pod.name)
         if isinstance(figures, Figures):
             rows.append((name, _state(pod), *_cells(figures)))
             continue
@@ -96,6 +96,10 @@ def _state(pod: Pod) -> Cell:
     return Cell("Ready", "green") if pod.is_ready else Cell("NotReady", "yellow")
 
 
-def _to_json(found: dict[str, Figures | str], whole: Figures | None) -> dict[str, Any]:
-    pods = {name: asdict(each) if isinstance(each, Figures) else {"error": each} for name, each in found.items()}
-    return {"pods": pods, "all": None if whole is None else asdict(whole)}
+def _to_json(pods: Sequence[Pod], found: dict[str, Figures | str], whole: Figures | None) -> dict[str, Any]:
+    canaries = {pod.name for pod in pods if pod.is_canary}
+    shown = {
+        name: {**(asdict(each) if isinstance(each, Figures) else {"error": each}), "canary": name in canaries}
+        for name, each in found.items()
+    }
+    return {"pods": shown, "all": None if whole is None else asdict(whole)}

@@ -109,7 +109,7 @@ class Trial:
         replicas: number of pods of the Deployment.
         ready: number of ready pods of the canary.
         unready: why the first of the others is not ready; empty if all are.
-        crash: how the engine of one of them ended since `serves_since`; empty if none did.
+        crash: how the engine of one of them, which served, ended since `serves_since`; empty if none did.
         evidence: what was measured; None while nothing was.
         deadline: time in which the pods of a step must become ready.
     """

@@ -7,6 +7,7 @@ revision that is rolled back are deleted, the gateway can read there that they g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -76,7 +77,6 @@ def _trial(wanted: Object, revision: str, live: Deployment, situation: Situation
     observed, before = situation.observed, situation.canary_before
     pods = observed.current_canary_pods(revision)
     waiting = next((pod for pod in pods if not pod.is_ready), None)
-    since = None if before is None else before.serves_since
     return Trial(
         rollout=situation.spec.rollout.canary,
         wanted=revision,
@@ -88,7 +88,7 @@ def _trial(wanted: Object, revision: str, live: Deployment, situation: Situation
         replicas=situation.desired_replicas,
         ready=sum(pod.is_ready for pod in pods),
         unready="" if waiting is None else state_of(waiting, situation.failures),
-        crash="" if since is None else next((words for pod in pods if (words := _crash(pod, since))), ""),
+        crash="" if before is None else _first_crash(before, pods),
         evidence=situation.evidence,
         deadline=timedelta(seconds=situation.spec.rollout.progress_deadline_seconds),
     )
@@ -99,6 +99,19 @@ def _served_name(template: Object) -> str | None:
     containers = (each for each in template["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
     words: list[str] = next((each.get("args", []) for each in containers), [])
     return next((value for flag, value in pairwise(words) if flag == "--served-model-name"), None)
+
+
+def _first_crash(canary: Canary, pods: Sequence[Pod]) -> str:
+    """Say how the engine of the first pod that crashed while it served ended; empty if none did.
+
+    The pods that a later step adds may fail to start, as those of the first step may: the deadline bounds their time.
+    """
+    since = canary.serves_since
+    if since is None:
+        return ""
+    starts = canary.measured_since is None
+    serving = (pod for pod in pods if not starts or not pod.created or datetime.fromisoformat(pod.created) < since)
+    return next((words for pod in serving if (words := _crash(pod, since))), "")
 
 
 def _crash(pod: Pod, since: datetime) -> str:

@@ -399,6 +399,30 @@ def test_a_crash_of_a_pod_that_serves_is_a_rollback(world: World) -> None:
     assert world.condition()[2].startswith(words)
 
 
+def test_a_pod_that_a_later_step_adds_may_crash_before_it_is_ready() -> None:
+    """In the first step, a start may fail too. A crash of a pod that serves since the step before is a rollback."""
+    spec = {**BASE, "rollout": {"canary": {"steps": [{"percent": 30, "minutes": 5}, {"percent": 60, "minutes": 5}]}}}
+    world = World(stored(**spec))
+    world.settle()
+    world.apply(stored(**spec, engine={"device": "cpu", "tokenBudget": 512}, generation=2))
+    world.settle()
+    world.run_canary()
+    world.settle()
+    world.measure()
+    world.settle()
+    assert (world.canary()["step"], "measuredSince" in world.canary()) == (2, False)
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": (world.now + timedelta(seconds=9)).isoformat()}
+    crashed = [{"name": "engine", "image": "e", "restartCount": 1, "lastState": {"terminated": ended}, "state": {}}]
+    for seconds, outcome in ((5, None), (-5, "RolledBack")):
+        created = (world.now + timedelta(seconds=seconds)).isoformat()
+        world.run_canary(ready=False, containerStatuses=crashed)
+        for each in world.seen.canary_pods:
+            each.metadata["creationTimestamp"] = created
+        world.settle()
+        assert world.canary().get("outcome") == outcome
+    assert world.canary()["reason"] == "CanaryCrashed"
+
+
 def test_a_long_message_of_a_crash_fits_into_the_status(world: World) -> None:
     """An API server that rejects the status would keep the share of a revision that crashes."""
     limit = structural(CanaryStatus)["properties"]["message"]["maxLength"]

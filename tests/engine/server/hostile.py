@@ -144,6 +144,17 @@ def _bodies() -> dict[str, Body]:
                 {"prompt": [[5000] * 1500], "echo": True, "logprobs": 20, "max_tokens": 1, "stream": True}
             ).encode(),
         ),
+        "arguments of an earlier call": (
+            CHAT,
+            lambda: (
+                b'{"messages":[{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f",'
+                b'"arguments":"[' + b"1," * (_SIZE // 2 - 100) + b'1]"}}]}]}'
+            ),
+        ),
+        "a schema in a string": (
+            COMPLETIONS,
+            lambda: b'{"prompt":"a","guided_json":"{\\"enum\\":[' + b"1," * (_SIZE // 2 - 100) + b'1]}"}',
+        ),
         "white space": (COMPLETIONS, lambda: b" " * _SIZE),
         "quotes": (COMPLETIONS, lambda: b'""' * (_SIZE // 2)),
         "backslashes": (COMPLETIONS, lambda: b'"' + b"\\" * (_SIZE - 1)),

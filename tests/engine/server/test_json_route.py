@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from engine.server.serving import Serving
 from fastgen.server.http import request_context
@@ -19,6 +20,8 @@ from fastgen.server.http.json_census import MOST_ITEMS, MOST_NODES, JSONCensus, 
 from fastgen.server.http.json_route import MAX_LEVELS, parse
 from fastgen.server.http.off_loop import is_large, off_loop
 from fastgen.server.http.request_context import RequestContext
+from fastgen.server.openai.generation_request import ChatRequest
+from fastgen.server.openai.tokenization import TokenizeRequest
 
 
 @pytest.mark.parametrize(
@@ -140,3 +143,24 @@ async def test_work_for_large_bodies_runs_in_another_thread() -> None:
     assert is_large(1, 1 << 14, 1)
     assert is_large(1, 1, 1 << 20)
     assert not is_large(1 << 16, 1000, 10_000)
+
+
+@pytest.mark.parametrize(
+    "value", ["[" + "1," * 40_000 + '"' + ",".join(["a"] * 40_000) + '"]', "[" + "[]," * 20_000 + "[]]"]
+)
+def test_json_in_strings_of_a_body_has_at_most_as_many_values_as_its_objects(value: str) -> None:
+    """Parsing it holds the interpreter's lock. Commas in its strings do not count."""
+
+    def asked(times: int) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": value}}
+        return {"messages": [{"role": "assistant", "tool_calls": [call]}] * times}
+
+    ChatRequest.model_validate(asked(1))
+    TokenizeRequest.model_validate(asked(1))
+    for model in (ChatRequest, TokenizeRequest):
+        with pytest.raises(ValidationError, match="JSON in strings with more than 65536 values; shorten it"):
+            model.model_validate(asked(2))
+    schema = f'{{"enum": {value}}}'
+    ChatRequest.model_validate({"messages": [{"role": "user"}], "guided_json": schema})
+    with pytest.raises(ValidationError, match="JSON in strings with more than 65536 values"):
+        ChatRequest.model_validate({"messages": [{"role": "user"}], "guided_json": f"[{schema}, {schema}]"})

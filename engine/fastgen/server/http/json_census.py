@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 # Objects, lists and strings of a body, keys included. A message takes five, a property of a JSON schema about six.
 MOST_NODES = 1 << 16
@@ -17,6 +18,7 @@ MOST_ITEMS = 1 << 20
 
 _KEY = re.compile(r'[\s{,]*"((?:[^"\\]++|\\.)*+)"\s*+:\s*+', re.DOTALL)
 _LONGEST_NAME = 100
+_PIECE = 1 << 16
 
 
 class JSONCensus:
@@ -54,6 +56,21 @@ class JSONCensus:
         self.num_nodes += (num_quotes + (not self._in_string)) // 2 + outside.count(b"{") + outside.count(b"[")
         self.num_commas += outside.count(b",")
         self._in_string ^= bool(num_quotes % 2)
+
+
+def check_nested(texts: Iterable[str]) -> None:
+    """Raise ValueError if JSON texts in strings of a body have more than `MOST_NODES` values of any kind together.
+
+    Parsing them holds the interpreter's lock.
+    """
+    num_values = 0
+    for text in texts:
+        census = JSONCensus()
+        for start in range(0, len(text), _PIECE):
+            census.feed(text[start : start + _PIECE].encode(errors="replace"))
+            if num_values + census.num_nodes + census.num_commas > MOST_NODES:
+                raise ValueError(f"has JSON in strings with more than {MOST_NODES} values; shorten it")
+        num_values += census.num_nodes + census.num_commas
 
 
 def _ignored(_number: str) -> None:

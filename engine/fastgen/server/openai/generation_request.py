@@ -17,7 +17,7 @@ from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.base_request import BaseRequest
-from fastgen.server.openai.fields.messages import ChatMessage, Tool, ToolChoice, ToolChoiceField
+from fastgen.server.openai.fields.messages import Messages, Tool, ToolChoice, ToolChoiceField
 from fastgen.server.openai.fields.structured_outputs import StructureFields
 from fastgen.server.openai.fields.types import (
     BadWords,
@@ -247,7 +247,7 @@ class ChatRequest(GenerationRequest, OpenAIFields, ChatFields):
     # Whether functions without `strict` are strict where the tool format can enforce it. True for /v1/responses.
     is_strict_by_default: ClassVar[bool] = False
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Integer | None = None
     logprobs: Boolean | None = None
     top_logprobs: Integer | None = None

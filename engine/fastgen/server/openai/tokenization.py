@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, UnsetType
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
 from fastgen.server.openai.chat.rendering import chat_prompt
 from fastgen.server.openai.chat.tools import offered_tools
-from fastgen.server.openai.fields.messages import ChatMessage
+from fastgen.server.openai.fields.messages import Messages
 from fastgen.server.openai.fields.types import Boolean, String, TokenIds, field_error
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.response_bodies import json_response
@@ -32,7 +31,7 @@ _MOST_CHARACTERS = 1 << 20
 class TokenizeRequest(ChatRequest):
     """Body of /tokenize: a prompt, or the fields of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None  # type: ignore[assignment]
+    messages: Messages | None = None  # type: ignore[assignment]
     prompt: String | None = None
     return_token_strs: Boolean | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from fastgen.server.http.json_census import check_nested
 from fastgen.server.openai.fields.types import Boolean, String
 from fastgen.server.openai.fields.unsupported import refused
 
@@ -122,6 +124,16 @@ class ChatMessage(BaseModel):
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         content = self.refusal if self.content is None else self.content
         return {"role": self.role, "content": content, **others, **calls}
+
+
+def _bounded(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Reject earlier calls whose arguments take too long to parse."""
+    calls = [call["function"].get("arguments") for message in messages for call in message.tool_calls or ()]
+    check_nested(arguments for arguments in calls if isinstance(arguments, str))
+    return messages
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True), AfterValidator(_bounded)]
 
 
 class ToolFunction(BaseModel):

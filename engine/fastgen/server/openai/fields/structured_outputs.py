@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
 from fastgen.core.sampling_params import Grammar
+from fastgen.server.http.json_census import check_nested
 from fastgen.server.openai.fields.types import field_error, optional
 
 # Converting longer EBNF to Lark syntax would block the event loop for longer than a step.
@@ -26,6 +27,7 @@ _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 def _schema_grammar(schema: Any) -> Grammar:
     """Return the grammar of a JSON schema, given as an object or as JSON text."""
     if isinstance(schema, str):
+        check_nested([schema])
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):

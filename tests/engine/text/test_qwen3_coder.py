@@ -187,6 +187,14 @@ def test_a_value_that_was_closed_is_complete_wherever_the_generation_ends_behind
     assert read([written])[1] == read(list(written))[1] == [{"text": "a"}]
 
 
+@pytest.mark.parametrize(
+    ("written", "value"), [("none", "none"), ("None", None), ("null", None), ("1", "1"), ("2", 2), ("true", "true")]
+)
+def test_text_that_is_one_of_the_choices_is_that_choice(written: str, value: object) -> None:
+    schema = {"properties": {"a": {"enum": ["none", None, "1", 1, 2, "true", True]}}}
+    assert json.loads(ParameterSchema(schema, "a").value(written)) == value
+
+
 def test_text_values_are_streamed() -> None:
     parser = FORMAT.parser([TOOL])
     begun = parser.push("<tool_call>\n<function=f>\n<parameter=text>\nline one\nline")

@@ -71,6 +71,11 @@ class ToolFormat(Protocol):
     # Example call for models whose template does not mention tools.
     example: str
 
+    def can_call(self, name: str) -> bool:
+        """Return whether the parser finds the name of a function with this name."""
+        del name
+        return True
+
     def parser(self, tools: Sequence[OfferedTool]) -> CallParser:
         """Return a parser of one generation with `tools` offered."""
 

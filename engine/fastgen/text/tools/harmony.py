@@ -23,6 +23,12 @@ class Harmony(ToolFormat):
     )
     answer_head = (harmony.CHANNEL, harmony.FINAL.channel, harmony.MESSAGE)
 
+    def can_call(self, name: str) -> bool:
+        """Return whether a header can name it."""
+        return harmony.Header.parse(f"{harmony.CHANNEL} to={harmony.FUNCTIONS}{name} ").recipient == (
+            f"{harmony.FUNCTIONS}{name}"
+        )
+
     def parser(self, tools: Sequence[OfferedTool]) -> HarmonyParser:
         """Return a parser of content and calls. Unknown function names are passed on."""
         del tools

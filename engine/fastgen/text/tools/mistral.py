@@ -55,6 +55,10 @@ class MistralArguments(Mistral):
 
     example = f"{_CALLS}<function name>{_ARGS}<object>"
 
+    def can_call(self, name: str) -> bool:
+        """Return whether the name ends before its arguments."""
+        return name == name.strip() and len(name) <= _LONGEST_NAME and not any(mark in name for mark in "[{")
+
     def rules(self, tools: Sequence[OfferedTool], spell: Spell, *, most_calls: int | None) -> str:
         """Return Lark rules; see `ToolFormat.rules`."""
         bodies = [f"{quoted(tool.name)} {spell(_ARGS)} arguments_{i}" for i, tool in enumerate(tools)]

@@ -44,7 +44,7 @@ class ParameterSchema:
         As in vLLM, text that is not JSON stays text. Python's spelling of constants, lists and dictionaries is
         accepted, because some templates render earlier calls that way.
         """
-        if self.is_text:
+        if self.is_text or any(choice == text for choice in self.choices if isinstance(choice, str)):
             return dumped(text)
         bare = text.strip()
         constant, may_be_text = bare.lower(), "string" in self.types

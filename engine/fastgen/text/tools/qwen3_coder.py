@@ -44,6 +44,10 @@ class Qwen3Coder(ToolFormat):
         f"{_FUNCTION_END}\n{_CLOSE}"
     )
 
+    def can_call(self, name: str) -> bool:
+        """Return whether a tag can name it."""
+        return (header := _HEADER.fullmatch(f"{_FUNCTION}{name}>")) is not None and header[2] == name
+
     def parser(self, tools: Sequence[OfferedTool]) -> Machine:
         """Return a parser. Without the outer tags a call must name an offered function."""
         return _Reader(tools)
@@ -71,6 +75,8 @@ def _function(number: int, tool: OfferedTool) -> str:
         body.append(parameter if name in required else f"{parameter}?")
         head = quoted(f"{_PARAMETER}{name}>\n")
         try:
+            if ">" in name or len(_PARAMETER) + len(name) > _LONGEST_NAME:
+                raise SchemaError("a tag cannot have this name")
             rules.append(f"{parameter}: {head} {_value(ParameterSchema(schema, name))}\n")
         except SchemaError as error:
             raise SchemaError.at(f"parameters of {tool.name}.properties.{name}", str(error)) from None

@@ -46,6 +46,17 @@ def test_a_call_ends_the_generation(harmony: Serving, end: str) -> None:
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Let me see.", None)
 
 
+def test_a_function_that_a_header_cannot_name_is_refused(harmony: Serving) -> None:
+    """Its call would be read as one of another function."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "f g")]
+    answer = harmony.post(PATH, {"messages": messages_for(ANSWER), "tools": tools})
+    assert answer.status_code == 400
+    assert "the name 'f g' cannot be parsed" in answer.json()["error"]["message"]
+    assert harmony.post(PATH, {"messages": messages_for(ANSWER), "tools": tools, "tool_choice": "none"}).is_success
+    flat = [{"type": "function", "name": "f g"}]
+    assert harmony.post("/v1/responses", {"input": "a", "tools": flat}).status_code == 400
+
+
 def test_the_marks_that_end_a_generation_come_from_the_checkpoint(smollm2: Tokenizer, tmp_path: Path) -> None:
     write_harmony_model(tmp_path, smollm2)
     ends = Tokenizer.load(tmp_path).added_ids_of(["<|return|>", "<|call|>"])

@@ -44,6 +44,13 @@ def offered_tools(body: ChatRequest, model: ServedModel) -> Tools:
         raise field_error("tool_choice", "a call is required and tools is empty; add a tool")
     if choice.mode == "none":
         return ()
+    for name in sorted(allowed):
+        if not model.tool_format.can_call(name):
+            raise field_error(
+                "tools",
+                f"calls of a function with the name {name[:80]!r} cannot be parsed in this model's format; use "
+                "letters, digits, underscores and dashes",
+            )
     # Without an opening mark, a grammar of calls forbids answers that begin with a brace or bracket, but answers may be
     # JSON.
     has_opening = bool(model.tool_format.opening)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastgen.version import VERSION as __version__
-
 if TYPE_CHECKING:
     from fastgen.core.sampling_params import Grammar, SamplingParams
     from fastgen.llm.llm import LLM
     from fastgen.mii.client import client
     from fastgen.mii.pipeline import pipeline
     from fastgen.mii.server import serve
+    from fastgen.version import VERSION as __version__
 
 __all__ = ["LLM", "Grammar", "SamplingParams", "__version__", "client", "pipeline", "serve"]
 
@@ -28,7 +27,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names on first use: `import fastgen` alone must not load torch."""
+    """Import public names on first use: `import fastgen` alone must not load torch, nor read package metadata."""
+    if name == "__version__":
+        return importlib.import_module("fastgen.version").VERSION
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'fastgen' has no attribute {name!r}")

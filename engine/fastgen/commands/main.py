@@ -13,7 +13,6 @@ from typing import NoReturn
 from fastgen.api_client.http import RemoteError
 from fastgen.core.request_error import RequestError
 from fastgen.settings import ConfigError
-from fastgen.version import VERSION
 
 _MISUSE, _FAILURE = 2, 1
 _COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
@@ -51,12 +50,22 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_MISUSE, f"fastgen: error: {message}\n")
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is read only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from fastgen.version import VERSION
+
+        print(f"fastgen {VERSION}")
+        parser.exit()
+
+
 def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Build the parser of the given command, or of all: each command's imports take time."""
     parser = _Parser(prog="fastgen", description="Serve language models with Dynamic SplitFuse.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"fastgen {VERSION}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     chosen = [name for name in _COMMANDS if name in arguments[:1]]
-    for name in chosen or _COMMANDS:
+    for name in chosen or (() if "--version" in arguments[:1] else _COMMANDS):
         importlib.import_module(f"fastgen.commands.{name}").add(commands)
     return parser

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -43,9 +42,11 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
     # Imported here, not at the top: a failing import is then reported to the server, too.
     from fastgen.engine.build import build_engine
     from fastgen.model.source import ModelSource
+    from fastgen.runner.torch_import import import_meta_kernels
     from fastgen.text.tokenizer import Tokenizer
 
     source = ModelSource.open(config.model)
+    import_meta_kernels(source, config)
     loaded = build_engine(
         source,
         config,
@@ -108,10 +109,12 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
             channel.report(engine.step())
 
 
-def import_torch() -> None:
+def import_early() -> None:
     """Import torch before the configuration arrives: the server is still reading the model's metadata."""
     environment.prepare()
-    importlib.import_module("torch")
+    from fastgen.runner.torch_import import import_torch
+
+    import_torch()
 
 
 def main(prepare: Callable[[], None]) -> int:
@@ -142,4 +145,4 @@ def main(prepare: Callable[[], None]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(import_torch))
+    sys.exit(main(import_early))

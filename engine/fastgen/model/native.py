@@ -22,7 +22,6 @@ from fastgen.model.device_input import DeviceInput
 from fastgen.model.forward_input import ForwardInput
 from fastgen.model.layers.backend import Backend
 from fastgen.model.layers.decoder import Decoder
-from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.int8_linear import Int8Format
 from fastgen.model.layers.linear import PackedFormat, WeightFormat
 from fastgen.model.layers.packed_linear import StoredFormat
@@ -100,6 +99,8 @@ def load_on_gpu(
 
     `cache_dtype` is torch.float8_e4m3fn or `dtype`; None for `dtype`.
     """
+    from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
+
     checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress, ONE_RANK)
     longest = max_model_length or source.architecture.default_length
     scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None

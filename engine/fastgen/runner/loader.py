@@ -5,6 +5,7 @@ torch is imported only when a model is loaded, because OpenMP and numba read the
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -95,14 +96,15 @@ def _load_on_cpu(
         stored = describe_storage(source.gguf, config.quantization, choice.dtype)
         if stored is not None:
             log.info("%s", stored)
-    compiling = build.start(_modules(choice.dtype, config.quantization))
+    modules = _modules(choice.dtype, config.quantization)
+    compiling = build.start(modules)
     import torch
 
     torch.set_num_threads(_num_threads(group))
     from fastgen.model.native import load_on_cpu
 
     with ThreadPoolExecutor(1, "kernels") as pool:
-        importing = pool.submit(_import_backend, compiling, choice.dtype)
+        importing = pool.submit(_import_backend, compiling, modules)
 
         def make_backend(
             architecture: ModelArchitecture, ropes: Sequence[Rope], dtype: torch.dtype, pads_rows: bool
@@ -148,14 +150,17 @@ def _modules(dtype: str, quantization: str) -> tuple[str, ...]:
     return (*modules, *linear, *further[quantization])
 
 
-def _import_backend(compiling: Iterable[Popen[bytes]], dtype: str) -> type[CPUBackend]:
-    """Import the backend after its kernels are compiled: importing it earlier would compile them twice."""
+def _import_backend(compiling: Iterable[Popen[bytes]], modules: Iterable[str]) -> type[CPUBackend]:
+    """Import the backend and its kernels after they are compiled: importing them earlier would compile them twice.
+
+    Nothing is left for the first step to import.
+    """
     for process in compiling:
         process.wait()
+    for module in modules:  # compiles the kernels that the processes did not
+        importlib.import_module(f"fastgen.kernels.cpu.{module}")
     from fastgen.model.layers.cpu_backend import CPUBackend
 
-    if dtype == "bfloat16":
-        import fastgen.kernels.cpu.bfloat16  # noqa: F401  (compiles the kernels that the processes did not)
     return CPUBackend
 
 

@@ -208,6 +208,30 @@ assert callable(fastgen.serve), "the function, not a module of that name"
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        (["--version"], {"numpy", "prometheus_client"}),
+        (["serve", "--help"], {"numpy", "importlib.metadata", "fastgen.server"}),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:
+    """`serve` starts the engine process after these imports."""
+    program = """
+import sys
+from fastgen.commands import main
+try:
+    main.main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+print(*sys.modules, sep="\\n", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "fastgen" in done.stdout
+    assert not (unused | {"torch", "numba", "transformers", "rich"}) & set(done.stderr.split())
+
+
 def test_an_unknown_name_raises_attribute_error() -> None:
     import fastgen
 

@@ -36,6 +36,7 @@ _MOST_KEYS, _MOST_TENSORS, _MOST_ENTRIES = 1 << 16, 1 << 20, 1 << 22
 # struct codes of GGUF value types 0 to 12, without string and array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")  # before the bytes of a string
 
 
 class _Truncated(Exception):
@@ -85,13 +86,26 @@ class _Cursor:
         if count > _MOST_ENTRIES:
             raise _Damaged(f"array of {count} entries")
         if kind == _STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         if kind not in _SCALARS:
             raise _Damaged(f"array of type {kind}")
         dtype = np.dtype("<" + _SCALARS[kind]) if kind != 7 else np.dtype(np.bool_)
         start = self._advance(count * dtype.itemsize)
         values: list[Any] = np.frombuffer(self._data, dtype, count, start).tolist()
         return values
+
+    def _strings(self, count: int) -> list[str]:
+        """Read strings in one loop: a vocabulary and its merges are most of the time to read the metadata."""
+        data, limit, position = self._data, min(len(self._data), _MOST_HEAD), self.position
+        found = []
+        for _ in range(count):
+            start = position + _LENGTH.size
+            position = start + (_LENGTH.unpack_from(data, position)[0] if start <= limit else 0)
+            if position > limit:
+                break
+            found.append(data[start:position].decode("utf-8", errors="replace"))
+        self._advance(position - self.position)  # fails if the last string ends beyond the limit
+        return found
 
     def _advance(self, size: int) -> int:
         """Move past `size` bytes and return where they begin."""

@@ -43,11 +43,11 @@ class Int8Blocks:
             chosen = slice(start, min(rows, start + _ROWS_AT_A_TIME))
             taken = part[: chosen.stop - start]
             taken[:, :columns] = matrix[chosen]
-            blocks = taken.reshape(len(taken), -1, BLOCK)
-            largest = np.maximum(blocks.max(axis=2), -blocks.min(axis=2))
+            largest = _largest_of_blocks(np.abs(taken)).reshape(len(taken), -1)
             scales[chosen] = largest / np.float32(127)
             inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-            values[chosen] = np.rint(blocks * inverse[:, :, None]).reshape(len(taken), padded)[:, :columns]
+            scaled = (taken.reshape(len(taken), -1, BLOCK) * inverse[:, :, None]).reshape(len(taken), padded)
+            values[chosen] = np.rint(scaled, out=scaled)[:, :columns]
         return cls(values, scales)
 
     @classmethod
@@ -87,3 +87,15 @@ class Int8Blocks:
         """Return the exact matrix in float32."""
         columns = self.values.shape[1]
         return self.values * np.repeat(self.scales, BLOCK, axis=1)[:, :columns]
+
+
+def _largest_of_blocks(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the largest of each `BLOCK` consecutive values, none of which is negative, as [number of blocks].
+
+    The bits of such floats are in the floats' order. Maxima of integers in pairs are three times as fast as a maximum
+    of floats along an axis of 32.
+    """
+    largest = values.reshape(-1).view(np.int32)
+    for _ in range(BLOCK.bit_length() - 1):
+        largest = np.maximum(largest[::2], largest[1::2])
+    return largest.view(np.float32)

@@ -140,7 +140,7 @@ class Fields:
         value = self._get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(entry) is kind for entry in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {kind}:
             raise ModelError(f"{self.name_of(name)} is {shown(value)}: expected a list of {expected}")
         return value
 

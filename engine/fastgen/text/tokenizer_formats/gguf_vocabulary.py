@@ -145,7 +145,9 @@ def values(metadata: Mapping[str, Any], name: str, kind: type, default: Any = No
     if found is None:
         raise ConfigError(f"{key}: the GGUF file lacks it; convert the model again")
     kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(found, list | tuple) or not all(type(item) in kinds or isinstance(item, kind) for item in found):
+    if not isinstance(found, list | tuple) or not all(
+        each in kinds or issubclass(each, kind) for each in set(map(type, found))
+    ):
         raise ConfigError(f"{key}: is damaged, a list of {kind.__name__} is expected; convert the model again")
     return list(found)
 

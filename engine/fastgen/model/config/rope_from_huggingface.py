@@ -183,7 +183,7 @@ def _yarn(fields: Fields, parameters: Fields) -> YarnScaling:
         attention_factor=attention,
         beta_fast=parameters.number("beta_fast", 32),
         beta_slow=parameters.number("beta_slow", 1),
-        rounded=parameters.flag("truncate", True),
+        rounded=parameters.flag("truncate", not parameters.is_null("truncate")),  # null is false, as in transformers
     )
 
 

@@ -58,6 +58,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
         "llama",
         {"rope_parameters": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32}},
     ),
+    ("llama", {"rope_parameters": GPT_OSS | {"truncate": None, "beta_fast": None, "beta_slow": None, "mscale": None}}),
     ("mixtral", {}),
     ("qwen3", {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     ("phi3", {"rope_parameters": LONG}),

@@ -60,7 +60,8 @@ def test_the_exit_codes_are_those_of_the_server() -> None:
 
 
 def test_the_statuses_are_those_of_the_api() -> None:
-    cells = re.findall(r"^\| (\d{3}[\d, ]*)", section("Requests fail"), re.MULTILINE)
+    rows = re.findall(r"^\| (\d{3}[\d, ]*)([^|]*)", section("Requests fail"), re.MULTILINE)
+    cells = [statuses for statuses, where in rows if "at the gateway" not in where]  # it has others
     assert {status for cell in cells for status in re.findall(r"\d{3}", cell)} == openapi._ERRORS.keys()
 
 

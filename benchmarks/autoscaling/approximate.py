@@ -4,7 +4,8 @@ The real scheduler iterates over all sequences in every step. Here a step only k
 their resident tokens and the next prompt, and steps without prompt tokens are processed in batches. The step loop is
 compiled: `benchmarks.autoscaling.steps`. It runs when someone looks, up to the latest time given: adding a request only
 queues it. The fit of the step model is the engine's own, of a sample of the steps, to times with a measurement error.
-Not modelled: blocks (a full cache admits nothing, and nothing is preempted) and the prefix cache.
+Not modelled: partly filled blocks, and preemption: a full cache admits nothing. In the prefix cache, the blocks of a
+prompt appear all at once, with its first token.
 `tests/operator/autoscale/test_simulator.py` compares it with the real scheduler.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from benchmarks.autoscaling import steps
 from benchmarks.autoscaling.replica import TOLERANCE, Arrival, Engine, ReplicaMetrics, RequestLog
-from benchmarks.autoscaling.steps import DECODING, LOST, PARTIAL, REQUEST, STATE, WAITING
+from benchmarks.autoscaling.steps import ANSWERED, BLOCK, DECODING, LOST, NUM_LISTS, PARTIAL, REQUEST, STATE, WAITING
 from fastgen.core.step_model import StepModel
 from fastgen.core.step_times import StepCoefficients, StepWork
 
@@ -49,9 +50,15 @@ class ApproximateReplica:
         for name, value in settings.items():
             self._states[name] = value
         self._table = np.zeros(_ROWS, REQUEST)
-        self._lists = np.zeros((4, _ROWS), np.int64)
+        self._lists = np.zeros((NUM_LISTS, _ROWS), np.int64)
         self._arrivals: list[Arrival] = []  # by row
         self._copied = 0  # of them in the table
+        self._has_cache = engine.prefix_cache
+        self._numbers: dict[int, int] = {}  # rows of blocks
+        self._blocks = np.zeros(1, BLOCK)
+        self._chains = np.zeros(_ROWS, np.int64)
+        self._num_chained = 0
+        self._ended: list[Arrival] = []
         self._now = self._seen = now
 
     @property
@@ -78,13 +85,14 @@ class ApproximateReplica:
     def drain(self, deadline: float) -> float:
         """Finish all requests or abort them at `deadline`."""
         self._advance()
-        steps.drain(self._states, self._table, self._lists, deadline)
+        steps.drain(self._states, self._table, self._lists, self._chains, self._blocks, deadline)
         self._report_lost()
         done = self._table[: self._copied]
         served = np.flatnonzero(done["end"])
         columns = (done[name][served].tolist() for name in ("first", "end", "met"))
         for row, first, end, met in zip(served.tolist(), *columns, strict=True):
             self._log.served.append((self._arrivals[row].begun, first, end, bool(met)))
+            self._log.prompts.append((self._arrivals[row].begun, self._arrivals[row].prompt, int(done["hit"][row])))
         done["end"] = 0.0
         self._log.gaps += int(self._state["gaps"])
         self._log.late_gaps += int(self._state["late_gaps"])
@@ -97,7 +105,7 @@ class ApproximateReplica:
         steps.cancel(self._states, self._table, self._lists, now)
         self._report_lost()
         s = dict(zip(STATE.names or (), self._state.tolist(), strict=True))
-        waiting, partial, decoding, _ = s["num"].tolist() if isinstance(s["num"], np.ndarray) else s["num"]
+        waiting, partial, decoding, *_ = s["num"].tolist() if isinstance(s["num"], np.ndarray) else s["num"]
         return ReplicaMetrics(
             pod=pod,
             time=now,
@@ -121,7 +129,16 @@ class ApproximateReplica:
             arrived_prompt_tokens=s["arrived_tokens"],
             rejected_prompt_tokens=s["rejected_tokens"],
             cancelled_prompt_tokens=s["cancelled_tokens"],
+            cached_prompt_tokens=s["cached_tokens"],
         )
+
+    def ended(self) -> list[Arrival]:
+        """Return the requests that ended since the last call."""
+        self._advance()
+        num = self._state["num"]
+        ended = self._ended + [self._arrivals[row] for row in self._lists[ANSWERED, : num[ANSWERED]].tolist()]
+        num[ANSWERED], self._ended = 0, []
+        return ended
 
     def _advance(self) -> None:
         """Let the requests enter that were added, and run until the latest time given."""
@@ -130,7 +147,7 @@ class ApproximateReplica:
             return
         if added > len(self._table):
             size = 2 * added
-            table, lists = np.zeros(size, REQUEST), np.zeros((4, size), np.int64)
+            table, lists = np.zeros(size, REQUEST), np.zeros((NUM_LISTS, size), np.int64)
             table[: self._copied] = self._table[: self._copied]
             lists[:, : self._lists.shape[1]] = self._lists
             self._table, self._lists = table, lists
@@ -139,15 +156,32 @@ class ApproximateReplica:
             rows["time"] = [arrival.time for arrival in new]
             rows["prompt"] = [arrival.prompt for arrival in new]
             rows["generate"] = [arrival.generate for arrival in new]
+            if self._has_cache:
+                self._chain(new, rows)
             self._copied = added
-        steps.run(self._states, self._table, self._lists, added, self._now)
+        steps.run(self._states, self._table, self._lists, self._chains, self._blocks, added, self._now)
         self._seen = self._now
         self._report_lost()
+
+    def _chain(self, arrivals: list[Arrival], rows: Any) -> None:
+        """Note the blocks of requests that enter."""
+        lengths = [len(arrival.blocks) for arrival in arrivals]
+        rows["blocks"] = lengths
+        rows["chain"] = self._num_chained + np.cumsum([0, *lengths[:-1]])
+        numbers = [self._numbers.setdefault(b, len(self._numbers) + 1) for arrival in arrivals for b in arrival.blocks]
+        end = self._num_chained + len(numbers)
+        if end > len(self._chains):
+            self._chains = np.concatenate([self._chains, np.zeros(2 * end - len(self._chains), np.int64)])
+        self._chains[self._num_chained : end] = numbers
+        self._num_chained = end
+        if (missing := len(self._numbers) + 1 - len(self._blocks)) > 0:
+            self._blocks = np.concatenate([self._blocks, np.zeros(len(self._blocks) + missing, BLOCK)])
 
     def _report_lost(self) -> None:
         num = self._state["num"]
         for row in self._lists[LOST, : num[LOST]].tolist():
             self._log.lose(self._arrivals[row])
+            self._ended.append(self._arrivals[row])
         num[LOST] = 0
 
     def _fit(self) -> StepCoefficients:

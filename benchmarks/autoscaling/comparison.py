@@ -93,7 +93,7 @@ class Grid:
             cluster=cluster_of(self.situation, self.start),
             begin=self.begin,
             most=self.most,
-            balancer=configuration.balancer,
+            routing=configuration.routing,
             seed=seed,
         )
         return simulate(scenario, configuration.make(scenario), self.make)

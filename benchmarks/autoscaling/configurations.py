@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.fleet import Balancer, least_loaded, least_loaded_of_all, random_pod
+from benchmarks.autoscaling.fleet import MakeRouting, balanced, least_loaded, least_loaded_of_all, service
 from benchmarks.autoscaling.policies.clairvoyant import clairvoyant
 from benchmarks.autoscaling.policies.fastgen import Operator
 from benchmarks.autoscaling.policies.fixed import Fixed
@@ -40,14 +40,14 @@ class PolicyConfiguration:
         family: the system that the policy belongs to.
         tuned: whether the settings use knowledge of the simulated engine and requests.
         make: creates a new instance without state, for one scenario.
-        balancer: how the system routes requests, if it ships a router; else as the Service does.
+        routing: how the system routes requests, if it ships a router; else as the Service does.
     """
 
     family: str
     setting: str
     tuned: bool
     make: Callable[[Scenario], Policy]
-    balancer: Balancer = random_pod
+    routing: MakeRouting = service
 
     @property
     def name(self) -> str:
@@ -177,17 +177,17 @@ def policy_configurations(engine: Engine, limits: Limits, start: float, most: in
         return lambda _: TokenCapacity(15.0, up, down, quick())
 
     fleets = range(max(1, most // 8), max(4, 5 * most // 8) + 1)
-    make, by_load = PolicyConfiguration, least_loaded_of_all
+    make, of_two, by_load = PolicyConfiguration, balanced(least_loaded), balanced(least_loaded_of_all)
     in_flight = [share * limits.in_flight for share in _IN_FLIGHT]
     return (
         make(OURS, "default", False, ours()),
-        make(OURS, "default, least loaded of two", False, ours(), least_loaded),
+        make(OURS, "default, least loaded of two", False, ours(), of_two),
         *(make(OURS, f"utilization {percent} %", False, ours(percent)) for percent in (85, 70, 60, 50)),
         *(make(OURS, f"learning, {share} % in time", False, ours(None, "Apply", share)) for share in (99, 97)),
         make("HPA on waiting", "5, default", False, waiting(5.0)),
         *(make("HPA on waiting", f"{threshold:g}", True, waiting(threshold)) for threshold in (2.0, 1.0)),
-        make("Knative", "70 in flight, default", False, knative(70.0), least_loaded),
-        *(make("Knative", f"{target:.1f} in flight", True, knative(target), least_loaded) for target in in_flight),
+        make("Knative", "70 in flight, default", False, knative(70.0), of_two),
+        *(make("Knative", f"{target:.1f} in flight", True, knative(target), of_two) for target in in_flight),
         make("KubeAI", "100 in flight, default", False, kubeai(100.0), by_load),
         *(make("KubeAI", f"{target:.1f} in flight", True, kubeai(target), by_load) for target in in_flight),
         make("llm-d V1", "as documented", False, lambda _: Saturation(), by_load),

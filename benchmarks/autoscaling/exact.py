@@ -83,9 +83,10 @@ class ExactReplica:
             token_budget=device.token_budget,
             max_sequences=device.max_sequences,
             inter_token_target=round(engine.targets.gap * 1000),
-            prefix_caching=False,
+            prefix_caching=engine.prefix_cache,
         )
         self._device = device
+        self._has_cache = engine.prefix_cache
         self._runner = _Runner(device, now)
         self._engine = RealEngine(self._runner, config, self._runner.clock)
         self._log = log
@@ -98,7 +99,8 @@ class ExactReplica:
         self._step_seconds = 0.0
         self._prefilled = self._decoded = 0
         self._ended = self._ended_prompt = self._ended_generated = self._rejected = 0
-        self._arrived_tokens = self._rejected_tokens = 0
+        self._arrived_tokens = self._rejected_tokens = self._cached_tokens = 0
+        self._just_ended: list[Arrival] = []
         assert engine.patience == float("inf"), "clients that give up are only simulated approximately"
 
     @property
@@ -116,6 +118,7 @@ class ExactReplica:
         self._arrived_tokens += arrival.prompt
         if self._stats.num_waiting >= self._max_queued:
             self._log.lose(arrival)
+            self._just_ended.append(arrival)
             self._rejected += 1
             self._rejected_tokens += arrival.prompt
             return
@@ -124,7 +127,8 @@ class ExactReplica:
         name = str(self._num_added)
         self._alive[name] = _Progress(arrival)
         sampling = SamplingParams(max_tokens=arrival.generate, temperature=0)
-        self._engine.add(Request(id=name, prompt_token_ids=[0] * arrival.prompt, sampling=sampling))
+        tokens = _tokens(arrival, self._num_added) if self._has_cache else [0] * arrival.prompt
+        self._engine.add(Request(id=name, prompt_token_ids=tokens, sampling=sampling))
         self._stats = self._engine.report([]).scheduler
 
     def run_until(self, now: float) -> None:
@@ -169,7 +173,13 @@ class ExactReplica:
             arrived_prompt_tokens=self._arrived_tokens,
             rejected_prompt_tokens=self._rejected_tokens,
             cancelled_prompt_tokens=0,
+            cached_prompt_tokens=self._cached_tokens,
         )
+
+    def ended(self) -> list[Arrival]:
+        """Return the requests that ended since the last call."""
+        ended, self._just_ended = self._just_ended, []
+        return ended
 
     def _step(self) -> None:
         report = self._engine.step()
@@ -179,6 +189,7 @@ class ExactReplica:
         self._step_seconds += stats.step_seconds
         self._prefilled += stats.prefill_tokens
         self._decoded += stats.decode_tokens
+        self._cached_tokens += stats.prefix_cache_hit_tokens
         for output in report.outputs:
             progress = self._alive[output.request_id]
             if progress.first is None:
@@ -191,6 +202,7 @@ class ExactReplica:
                 self._ended_prompt += progress.arrival.prompt
                 self._ended_generated += progress.arrival.generate
                 del self._alive[output.request_id]
+                self._just_ended.append(progress.arrival)
                 self._log.served.append((progress.arrival.begun, progress.first, now, progress.met))
 
     def _gap(self, progress: _Progress, now: float) -> None:
@@ -198,3 +210,15 @@ class ExactReplica:
         self._log.gaps += 1
         self._log.late_gaps += late
         progress.met &= not late
+
+
+def _tokens(arrival: Arrival, number: int) -> list[int]:
+    """Return a prompt whose blocks are equal to those of other prompts with the same numbers, and to no other ones.
+
+    The tokens of a block are the bits of its number; the last bit tells shared blocks from others. Answers are all
+    alike, so no prompt continues an answer: only the approximate replica finds the blocks of answers.
+    """
+    shared = arrival.blocks[: arrival.prompt // _BLOCK]
+    own = range(-(-arrival.prompt // _BLOCK) - len(shared))
+    numbers = [*(2 * block for block in shared), *(2 * (number << 16 | block) + 1 for block in own)]
+    return [(block >> place) & 1 for block in numbers for place in range(_BLOCK)][: arrival.prompt]

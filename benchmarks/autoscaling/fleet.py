@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
-from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, Replica, RequestLog
+from benchmarks.autoscaling.replica import Arrival, Engine, MakeReplica, Replica, ReplicaMetrics, RequestLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,52 @@ class Pod:
 
 
 Schedule = Callable[[float, Callable[[float], None]], None]
-# Chooses the pod of a request that arrives now.
+
+
+class Routing(Protocol):
+    """Chooses the pods of requests."""
+
+    @property
+    def scrape_seconds(self) -> float | None:
+        """Interval between scrapes of all ready pods; None if the routing reads no metrics."""
+
+    def observe(self, metrics: Sequence[ReplicaMetrics], now: float) -> None:
+        """Take the metrics of the ready pods whose scrape succeeded."""
+
+    def choose(self, pods: list[Pod], arrival: Arrival) -> Pod:
+        """Return the pod, of those in the Service, that gets a request now."""
+
+
+# Creates a routing without state; it draws random numbers from the fleet's generator.
+MakeRouting = Callable[[random.Random], Routing]
+# Chooses a pod by its load at a time.
 Balancer = Callable[[random.Random, list[Pod], float], Pod]
+
+
+@dataclass(frozen=True, slots=True)
+class _Balanced:
+    """A routing that looks only at the present load."""
+
+    rule: Balancer
+    rng: random.Random
+    scrape_seconds: float | None = None
+
+    def observe(self, metrics: Sequence[ReplicaMetrics], now: float) -> None:
+        """Ignore metrics."""
+
+    def choose(self, pods: list[Pod], arrival: Arrival) -> Pod:
+        """Apply the rule."""
+        return self.rule(self.rng, pods, arrival.time)
+
+
+def balanced(rule: Balancer) -> MakeRouting:
+    """Return the routing that chooses pods by a rule."""
+    return lambda rng: _Balanced(rule, rng)
+
+
+def service(rng: random.Random) -> Routing:
+    """Return the routing of a Service."""
+    return _Balanced(random_pod, rng)
 
 
 def random_pod(rng: random.Random, pods: list[Pod], _: float = 0.0) -> Pod:
@@ -105,7 +150,7 @@ class Fleet:
     make: MakeReplica
     log: RequestLog
     rng: random.Random
-    balancer: Balancer
+    routing: Routing
     schedule: Schedule
     pods: list[Pod] = field(default_factory=list)
     endpoints: list[Pod] = field(default_factory=list)
@@ -149,7 +194,7 @@ class Fleet:
         if not self.endpoints:
             self.log.lose(arrival)
             return
-        replica = self.balancer(self.rng, self.endpoints, arrival.time).replica
+        replica = self.routing.choose(self.endpoints, arrival).replica
         assert replica is not None
         replica.run_until(arrival.time)
         replica.add(arrival)

@@ -47,7 +47,7 @@ def exposition(metrics: ReplicaMetrics) -> str:
         ("cancelled_prompt_tokens_total", ""): metrics.cancelled_prompt_tokens,
         ("scheduled_tokens_total", ',phase="prefill"'): metrics.scheduled_prefill_tokens,
         ("scheduled_tokens_total", ',phase="decode"'): metrics.scheduled_decode_tokens,
-        ("prefix_cache_hit_tokens_total", ""): 0,
+        ("prefix_cache_hit_tokens_total", ""): metrics.cached_prompt_tokens,
         ("request_prompt_tokens_count", ""): metrics.ended,
         ("request_prompt_tokens_sum", ""): metrics.ended_prompt_tokens,
         ("request_generation_tokens_sum", ""): metrics.ended_generated_tokens,
@@ -59,11 +59,10 @@ def exposition(metrics: ReplicaMetrics) -> str:
         ("kv_cache_tokens", ""): metrics.kv_tokens,
         ("token_budget", ""): metrics.token_budget,
     }
-    for name, value in metrics.fit()._asdict().items():
-        values["step_model", f',coefficient="{name}"'] = value
-    return "".join(
-        f'fastgen_{name}{{model_name="{MODEL}"{label}}} {value!r}\n' for (name, label), value in values.items()
-    )
+    lines = [f'{name}{{model_name="{MODEL}"{label}}} {value!r}' for (name, label), value in values.items()]
+    for name, value in metrics.fit()._asdict().items():  # labels are sorted, as in an engine's text
+        lines.append(f'step_model{{coefficient="{name}",model_name="{MODEL}"}} {value!r}')
+    return "".join(f"fastgen_{line}\n" for line in lines)
 
 
 def _time(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from benchmarks.autoscaling.device import Device
@@ -14,11 +14,14 @@ from fastgen.core.step_times import StepCoefficients
 TOLERANCE = 1.02
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """A request: arrival time in seconds, prompt tokens and generated tokens.
+    """A request: arrival time in seconds, prompt tokens and generated tokens. It is equal only to itself.
 
     Attributes:
+        blocks: a positive number for each full block of the prompt and of the answer; it stands for all tokens up to
+            its end, so that prompts share the numbers of their common prefix. Empty for a prompt that shares nothing.
+        opening: a number for the beginning of the first message, which the requests of a conversation share.
         waited: seconds that the client had spent on earlier attempts.
         retries: how often the client will try again.
     """
@@ -26,6 +29,8 @@ class Arrival:
     time: float
     prompt: int
     generate: int
+    blocks: tuple[int, ...] = ()
+    opening: int = 0
     waited: float = 0.0
     retries: int = 0
 
@@ -36,7 +41,7 @@ class Arrival:
 
     def again(self, now: float) -> Arrival:
         """Return the client's next attempt."""
-        return Arrival(now, self.prompt, self.generate, now - self.begun, self.retries - 1)
+        return replace(self, time=now, waited=now - self.begun, retries=self.retries - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class ReplicaMetrics:
     arrived_prompt_tokens: int
     rejected_prompt_tokens: int
     cancelled_prompt_tokens: int
+    cached_prompt_tokens: int
 
     @property
     def in_flight(self) -> int:
@@ -91,12 +97,14 @@ class RequestLog:
         served: (arrival, first token, end, whether all gaps were in time) of completed requests.
         lost: arrivals of rejected, cancelled or aborted requests.
         again: those whose clients will try again.
+        prompts: (arrival, prompt tokens, those found in the prefix cache) of completed requests.
         gaps, late_gaps: number of gaps between tokens, and of those beyond the target.
     """
 
     served: list[tuple[float, float, float, bool]] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
     again: list[Arrival] = field(default_factory=list)
+    prompts: list[tuple[float, int, int]] = field(default_factory=list)
     gaps: int = 0
     late_gaps: int = 0
 
@@ -123,6 +131,9 @@ class Replica(Protocol):
     def metrics(self, pod: str, now: float) -> ReplicaMetrics:
         """Return what a scrape returns now."""
 
+    def ended(self) -> list[Arrival]:
+        """Return the requests that ended, answered or not, since the last call."""
+
     @property
     def in_flight(self) -> int:
         """Number of unfinished requests."""
@@ -138,6 +149,7 @@ class Engine:
 
     Attributes:
         targets: latency targets; the engine sizes its steps for the gap (`--inter-token-target`).
+        prefix_cache: whether the engine has a prefix cache.
         max_queued: maximum number of queued requests; more are rejected (`--max-queued-requests`).
         patience: seconds after which a client gives up a request that has no token yet.
         retries: how often a client tries again after it gave up or was rejected.
@@ -145,6 +157,7 @@ class Engine:
 
     device: Device
     targets: Targets
+    prefix_cache: bool = False
     max_queued: int = 1024
     patience: float = math.inf
     retries: int = 0

@@ -23,6 +23,8 @@ class Figures:
         gpu_hours: GPU-hours from the scheduling to the end of each pod.
         changes_per_hour: changes of the desired replicas per hour.
         worst_backlog: maximum of the prompt tokens queued in the fleet.
+        first_p95: as `first_p50`; 0 in files of runs before it was recorded.
+        hit_ratio: share of the prompt tokens of served requests that was in the prefix cache.
     """
 
     attainment: float
@@ -33,6 +35,8 @@ class Figures:
     gpu_hours: float
     changes_per_hour: float
     worst_backlog: int
+    first_p95: float = 0.0
+    hit_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ def figures(run: Run) -> Figures:
     total = max(1, len(served) + lost)
     firsts = sorted(first - arrival for arrival, first, _, _ in served)
     hours = (end - WARM_UP) / 3600
+    prompts = [(prompt, hit) for arrival, prompt, hit in log.prompts if arrival >= WARM_UP]
     return Figures(
         attainment=sum(met and first - arrival <= limit for arrival, first, _, met in served) / total,
         gaps_met=1 - log.late_gaps / max(1, log.gaps),
@@ -87,4 +92,6 @@ def figures(run: Run) -> Figures:
         gpu_hours=sum(max(0.0, min(end, b) - max(WARM_UP, a)) for a, b in run.gpu_intervals) / 3600,
         changes_per_hour=sum(time >= WARM_UP for time, _ in run.changes) / hours,
         worst_backlog=max((sample.backlog for sample in run.samples if sample.time >= WARM_UP), default=0),
+        first_p95=percentile(firsts, 0.95),
+        hit_ratio=sum(hit for _, hit in prompts) / max(1, sum(prompt for prompt, _ in prompts)),
     )

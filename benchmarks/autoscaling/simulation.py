@@ -10,7 +10,7 @@ from statistics import median
 from typing import Protocol
 
 from benchmarks.autoscaling.approximate import ApproximateReplica
-from benchmarks.autoscaling.fleet import Balancer, Cluster, Fleet, Pod, State, random_pod
+from benchmarks.autoscaling.fleet import Cluster, Fleet, MakeRouting, Pod, State, service
 from benchmarks.autoscaling.replica import Engine, MakeReplica, ReplicaMetrics, RequestLog
 from benchmarks.autoscaling.traces import Trace
 
@@ -63,6 +63,7 @@ class Scenario:
     Attributes:
         begin: initial replicas.
         least, most: bounds on the replicas of every policy.
+        routing: how requests are routed; without a router, as a Service does.
     """
 
     trace: Trace
@@ -71,7 +72,7 @@ class Scenario:
     begin: int
     least: int = 1
     most: int = 16
-    balancer: Balancer = random_pod
+    routing: MakeRouting = service
     seed: int = 1
 
 
@@ -108,10 +109,10 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = Approximate
         heapq.heappush(events, (time, ordinal, action))
 
     log, samples = RequestLog(), []
-    fleet = Fleet(
-        scenario.engine, scenario.cluster, make, log, random.Random(scenario.seed), scenario.balancer, schedule
-    )
-    scraper = random.Random(scenario.seed + 1)
+    rng = random.Random(scenario.seed)
+    routing = scenario.routing(rng)
+    fleet = Fleet(scenario.engine, scenario.cluster, make, log, rng, routing, schedule)
+    scraper, router_scraper = random.Random(scenario.seed + 1), random.Random(scenario.seed + 2)
 
     def decide(now: float) -> None:
         fleet.run_until(now)
@@ -128,8 +129,16 @@ def simulate(scenario: Scenario, policy: Policy, make: MakeReplica = Approximate
             fleet.send(arrival.again(now))
         schedule(now + _SAMPLE_SECONDS, sample)
 
+    def scrape(now: float) -> None:
+        assert routing.scrape_seconds is not None
+        fleet.run_until(now)
+        routing.observe(_scraped(fleet, router_scraper, now), now)
+        schedule(now + routing.scrape_seconds, scrape)
+
     fleet.begin(scenario.begin)
     schedule(policy.period, decide)
+    if routing.scrape_seconds is not None:
+        schedule(routing.scrape_seconds, scrape)
     schedule(_SAMPLE_SECONDS, sample)
     end, num_arrivals, retries = scenario.trace.seconds, 0, scenario.engine.retries
     for arrival in scenario.trace.arrivals(scenario.seed):
@@ -152,12 +161,9 @@ def _run_next(events: list[tuple[float, int, Callable[[float], None]]]) -> None:
 def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
     ready = fleet.of(State.READY)
     waiting = fleet.of(State.PENDING, State.STARTING)
-    replicas = tuple(
-        _scrape(pod, fleet.cluster, rng, now) for pod in ready if rng.random() >= fleet.cluster.scrape_loss
-    )
     return View(
         now,
-        replicas,
+        _scraped(fleet, rng, now),
         frozenset(pod.name for pod in ready),
         tuple(now - pod.created for pod in waiting),
         median(list(fleet.starts)[-8:]) if fleet.starts else None,
@@ -165,6 +171,12 @@ def _view(fleet: Fleet, rng: random.Random, now: float) -> View:
         fleet.desired_replicas,
         tuple(fleet.pods),
     )
+
+
+def _scraped(fleet: Fleet, rng: random.Random, now: float) -> tuple[ReplicaMetrics, ...]:
+    """Return the metrics of the ready pods whose scrape succeeds."""
+    ready = fleet.of(State.READY)
+    return tuple(_scrape(pod, fleet.cluster, rng, now) for pod in ready if rng.random() >= fleet.cluster.scrape_loss)
 
 
 def _scrape(pod: Pod, cluster: Cluster, rng: random.Random, now: float) -> ReplicaMetrics:

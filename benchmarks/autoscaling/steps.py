@@ -1,8 +1,12 @@
 """The step loop of `ApproximateReplica`, compiled: a replica is one state record, a table of requests and four lists.
 
 `run` and `drain` advance a replica. The lists hold rows of the table: waiting requests in order of arrival, those whose
-prompt is partly computed in the order in which they began, decoding ones in no order, and those lost since the caller
-last looked.
+prompt is partly computed in the order in which they began, decoding ones in no order, and those lost and those answered
+since the caller last looked.
+
+The prefix cache is a table of blocks and the chain of each request: the blocks of its prompt and answer, in order. It
+is looked up when a request begins, and gets the blocks of a prompt with its first token and those of an answer at its
+end.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from fastgen.core import chunking, step_times
 from fastgen.core.step_times import StepCoefficients, StepWork
 
 # The lists, and their counts in the state.
-WAITING, PARTIAL, DECODING, LOST = range(4)
+WAITING, PARTIAL, DECODING, LOST, ANSWERED = range(5)
+NUM_LISTS: Final = 5
+
+BLOCK_TOKENS: Final = 64  # as in the engine
 
 # Steps kept for the fit of the step times: the first ones, then every 64th, at most `OBSERVED` between two scrapes.
 OBSERVED: Final = 64
@@ -31,18 +38,27 @@ _SIZES = ["token_budget", "max_sequences", "kv_capacity", "max_queued"]
 _COUNTS = [
     "kv_tokens", "pending", "late", "steps", "prefilled", "decoded", "ended", "ended_prompt", "ended_generated",
     "rejected", "arrived_tokens", "rejected_tokens", "cancelled_tokens", "gaps", "late_gaps", "entered", "num_observed",
+    "cached_tokens", "shared_tokens", "evictable",
 ]  # fmt: skip
-# The settings of the engine (times in seconds), its clock, and its counters and gauges.
+# The settings of the engine (times in seconds), its clock, and its counters and gauges. `cached_tokens`: counter of
+# prompt tokens found in the prefix cache; `shared_tokens`: resident tokens that several requests count but the cache
+# holds once; `evictable`: cached blocks that no request uses.
 STATE: Final = np.dtype(
     [(name, "f8") for name in (*_SETTINGS, "clock", "step_seconds")]
     + [(name, "i8") for name in (*_SIZES, *_COUNTS)]
-    + [("num", "i8", (4,)), ("observed", "f8", (OBSERVED, len(StepWork._fields) + 1))]
+    + [("num", "i8", (NUM_LISTS,)), ("observed", "f8", (OBSERVED, len(StepWork._fields) + 1))]
 )
-# One request. `ends`: the step of its last token; `late_before`: late steps before its first one; `met`: none after it.
+# One request. `ends`: the step of its last token; `late_before`: late steps before its first one; `met`: none after it;
+# `chain`, `blocks`: place and number of its blocks in the chains; `used`: those that it uses; `hit`: its prompt tokens
+# that were in the prefix cache.
 REQUEST: Final = np.dtype(
     [(name, "f8") for name in ("time", "first", "end")]
     + [(name, "i8") for name in ("prompt", "generate", "left", "ends", "late_before", "met")]
+    + [(name, "i8") for name in ("chain", "blocks", "used", "hit")]
 )
+# One block: whether it is cached, the requests that use it, and its neighbours among the evictable blocks. Row 0 is
+# none: its `next` is the block that is evicted first, its `previous` the one that is evicted last.
+BLOCK: Final = np.dtype([(name, "i8") for name in ("cached", "users", "previous", "next")])
 
 _even_share: Any = numba.njit(cache=True)(chunking.even_share)
 _whole_tiles: Any = numba.njit(cache=True)(chunking.whole_tiles)
@@ -51,26 +67,26 @@ _chunk_tokens: Any = numba.njit(cache=True)(step_times.chunk_tokens)
 
 
 @numba.njit(cache=True)
-def run(states: Any, requests: Any, lists: Any, rows: int, until: float) -> None:
+def run(states: Any, requests: Any, lists: Any, chains: Any, blocks: Any, rows: int, until: float) -> None:
     """Run all steps that start before `until`; the requests up to `rows` that have not entered do so at their time."""
     s = states[0]
     while s.entered < rows:
         row = s.entered
-        _run_until(s, requests, lists, requests[row].time)
+        _run_until(s, requests, lists, chains, blocks, requests[row].time)
         _enter(s, requests, lists, row)
         s.entered += 1
-    _run_until(s, requests, lists, until)
+    _run_until(s, requests, lists, chains, blocks, until)
 
 
 @numba.njit(cache=True)
-def drain(states: Any, requests: Any, lists: Any, deadline: float) -> None:
+def drain(states: Any, requests: Any, lists: Any, chains: Any, blocks: Any, deadline: float) -> None:
     """Finish all requests, or drop them at `deadline`."""
     s = states[0]
     while s.num[WAITING] + s.num[PARTIAL] + s.num[DECODING] > 0 and s.clock < deadline:
         if s.pending > 0:
-            _step(s, requests, lists)
+            _step(s, requests, lists, chains, blocks)
         else:
-            _decode(s, requests, lists, deadline)
+            _decode(s, requests, lists, chains, blocks, deadline)
     for kind in (WAITING, PARTIAL, DECODING):
         for at in range(s.num[kind]):
             _push(s, lists, LOST, lists[kind, at])
@@ -84,12 +100,12 @@ def cancel(states: Any, requests: Any, lists: Any, now: float) -> None:
 
 
 @numba.njit(cache=True)
-def _run_until(s: Any, requests: Any, lists: Any, now: float) -> None:
+def _run_until(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, now: float) -> None:
     while s.clock < now:
         if s.pending > 0:
-            _step(s, requests, lists)
+            _step(s, requests, lists, chains, blocks)
         elif s.num[DECODING] > 0:
-            _decode(s, requests, lists, now)
+            _decode(s, requests, lists, chains, blocks, now)
         else:
             s.clock = now
 
@@ -111,20 +127,21 @@ def _enter(s: Any, requests: Any, lists: Any, row: int) -> None:
 
 
 @numba.njit(cache=True)
-def _step(s: Any, requests: Any, lists: Any) -> None:
+def _step(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any) -> None:
     """Run one step with all decodes and a share of the pending prompts."""
     _cancel(s, requests, lists, s.clock)
     decodes = s.num[DECODING]
     if s.pending == 0 and decodes == 0:
         return
     share, within, alone = _share(s, requests, lists, decodes)
-    prompts, pairs = _fill(s, requests, lists, share, within, alone)
+    prompts, pairs = _fill(s, requests, lists, chains, blocks, share, within, alone)
     tokens = decodes + prompts
     s.kv_tokens += tokens
+    _evict(s, blocks)
     seconds = s.base + s.token * tokens + s.kv_token * s.kv_tokens + s.context_pair * pairs
     s.clock += seconds
     _record(s, 1, decodes, tokens, pairs, seconds, int(seconds > s.limit))
-    _end_decodes(s, requests, lists)
+    _end_decodes(s, requests, lists, chains, blocks)
     kept = 0
     for at in range(s.num[PARTIAL]):
         row = lists[PARTIAL, at]
@@ -132,7 +149,7 @@ def _step(s: Any, requests: Any, lists: Any) -> None:
             lists[PARTIAL, kept] = row
             kept += 1
         else:
-            _first_token(s, requests, lists, row)
+            _first_token(s, requests, lists, chains, blocks, row)
     s.num[PARTIAL] = kept
 
 
@@ -192,11 +209,13 @@ def _share(s: Any, requests: Any, lists: Any, decodes: int) -> tuple[int, float,
     share = _even_share(backlog, most)
     if decodes and share < backlog:
         share = min(most, share + -(decodes + share) % _ROW_MULTIPLE)
-    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens - decodes))), seconds, alone
+    return int(min(room, share, max(0, s.kv_capacity - s.kv_tokens + s.shared_tokens - decodes))), seconds, alone
 
 
 @numba.njit(cache=True)
-def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: float) -> tuple[int, int]:
+def _fill(
+    s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, share: int, seconds: float, alone: float
+) -> tuple[int, int]:
     """Compute `share` prompt tokens, or those that fit in `seconds`; return them and their context pairs.
 
     Half is for the oldest prompt, the rest for the shortest ones. The first one has at least its least tokens, see
@@ -215,7 +234,12 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: 
     most, within = -(-share // 2), seconds / 2
     while share > 0 and oldest >= 0:
         r = requests[oldest]
-        start, size = r.prompt - r.left, min(most, r.left)
+        cached, unused = 0, 0  # tokens of its prompt that it finds in the prefix cache, and those that nobody uses
+        if waiting >= 0:
+            cached, unused = _find(requests, chains, blocks, oldest)
+            if unused and unused + share > s.kv_capacity - s.kv_tokens + s.shared_tokens - s.num[DECODING]:
+                break
+        start, size = r.prompt - r.left + cached, min(most, r.left - cached)
         if only < 0:
             longest = alone + 2 * _chunk_seconds(costs, start, 1)
             only, least_tokens = oldest, min(_MIN_PROMPT_TOKENS, _chunk_tokens(costs, longest, start))
@@ -232,7 +256,7 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: 
         size = min(size, in_time)
         if size > 0:
             if waiting >= 0:
-                _begin(s, lists, waiting)
+                _begin(s, requests, lists, chains, blocks, waiting)
                 places -= 1
             least_tokens = least_tokens - size if only == oldest else 0
             taken += size if only == oldest else 0
@@ -258,16 +282,18 @@ def _fill(s: Any, requests: Any, lists: Any, share: int, seconds: float, alone: 
 
 
 @numba.njit(cache=True)
-def _begin(s: Any, lists: Any, place: int) -> None:
+def _begin(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, place: int) -> None:
     """Move a waiting request to those that are partly computed."""
-    _push(s, lists, PARTIAL, lists[WAITING, place])
+    row = lists[WAITING, place]
+    _use_cached(s, requests, chains, blocks, row)
+    _push(s, lists, PARTIAL, row)
     s.num[WAITING] -= 1
     for at in range(place, s.num[WAITING]):
         lists[WAITING, at] = lists[WAITING, at + 1]
 
 
 @numba.njit(cache=True)
-def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
+def _decode(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, now: float) -> None:
     """Run decode-only steps, each a little longer than the one before, that start before `now`."""
     decodes = s.num[DECODING]
     ends = requests[lists[DECODING, 0]].ends
@@ -283,8 +309,9 @@ def _decode(s: Any, requests: Any, lists: Any, now: float) -> None:
         late = 0 if first <= s.limit else steps
     s.clock += seconds
     s.kv_tokens += steps * decodes
+    _evict(s, blocks)
     _record(s, steps, decodes, steps * decodes, 0, seconds, late)
-    _end_decodes(s, requests, lists)
+    _end_decodes(s, requests, lists, chains, blocks)
 
 
 @numba.njit(cache=True)
@@ -314,23 +341,24 @@ def _record(s: Any, steps: int, decodes: int, tokens: int, pairs: int, seconds: 
 
 
 @numba.njit(cache=True)
-def _first_token(s: Any, requests: Any, lists: Any, row: int) -> None:
+def _first_token(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, row: int) -> None:
     r = requests[row]
     r.first, r.late_before = s.clock, s.late
+    _publish(s, requests, chains, blocks, row, r.prompt)
     r.ends = s.steps + r.generate - 1
     if r.generate == 1:
-        _end(s, requests, row)
+        _end(s, requests, lists, chains, blocks, row)
     else:
         _push(s, lists, DECODING, row)
 
 
 @numba.njit(cache=True)
-def _end_decodes(s: Any, requests: Any, lists: Any) -> None:
+def _end_decodes(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any) -> None:
     kept = 0
     for at in range(s.num[DECODING]):
         row = lists[DECODING, at]
         if requests[row].ends <= s.steps:
-            _end(s, requests, row)
+            _end(s, requests, lists, chains, blocks, row)
         else:
             lists[DECODING, kept] = row
             kept += 1
@@ -338,16 +366,106 @@ def _end_decodes(s: Any, requests: Any, lists: Any) -> None:
 
 
 @numba.njit(cache=True)
-def _end(s: Any, requests: Any, row: int) -> None:
+def _end(s: Any, requests: Any, lists: Any, chains: Any, blocks: Any, row: int) -> None:
     r = requests[row]
+    _publish(s, requests, chains, blocks, row, r.prompt + r.generate - 1)
+    _release(s, requests, chains, blocks, row)
     s.kv_tokens -= r.prompt + r.generate - 1
     s.ended += 1
     s.ended_prompt += r.prompt
     s.ended_generated += r.generate
     r.end, r.met = s.clock, int(s.late == r.late_before)
+    _push(s, lists, ANSWERED, row)
 
 
 @numba.njit(cache=True)
 def _push(s: Any, lists: Any, kind: int, row: int) -> None:
     lists[kind, s.num[kind]] = row
     s.num[kind] += 1
+
+
+@numba.njit(cache=True)
+def _find(requests: Any, chains: Any, blocks: Any, row: int) -> tuple[int, int]:
+    """Return the prompt tokens of a waiting request that are cached, and those of them that no request uses.
+
+    At least one token is left to compute.
+    """
+    r, found, unused = requests[row], 0, 0
+    while found < min(r.blocks, (r.prompt - 1) // BLOCK_TOKENS):
+        block = blocks[chains[r.chain + found]]
+        if not block.cached:
+            break
+        found += 1
+        unused += block.users == 0
+    return found * BLOCK_TOKENS, unused * BLOCK_TOKENS
+
+
+@numba.njit(cache=True)
+def _use_cached(s: Any, requests: Any, chains: Any, blocks: Any, row: int) -> None:
+    """Have a request that begins use the cached blocks of its prompt."""
+    r = requests[row]
+    r.hit, _ = _find(requests, chains, blocks, row)
+    r.left -= r.hit
+    s.pending -= r.hit
+    s.kv_tokens += r.hit
+    s.cached_tokens += r.hit
+    while r.used < r.hit // BLOCK_TOKENS:
+        _use(s, blocks, chains[r.chain + r.used])
+        r.used += 1
+
+
+@numba.njit(cache=True)
+def _publish(s: Any, requests: Any, chains: Any, blocks: Any, row: int, tokens: int) -> None:
+    """Cache the full blocks of a request's first tokens; equal blocks that are cached already replace them."""
+    r = requests[row]
+    while r.used < min(r.blocks, tokens // BLOCK_TOKENS):
+        _use(s, blocks, chains[r.chain + r.used])
+        r.used += 1
+
+
+@numba.njit(cache=True)
+def _use(s: Any, blocks: Any, number: int) -> None:
+    block = blocks[number]
+    if block.users > 0:
+        s.shared_tokens += BLOCK_TOKENS
+    elif block.cached:
+        _unlink(s, blocks, number)
+    block.cached = 1
+    block.users += 1
+
+
+@numba.njit(cache=True)
+def _release(s: Any, requests: Any, chains: Any, blocks: Any, row: int) -> None:
+    """Release the blocks of a request, the last one first: it is evicted before those that it continues."""
+    r = requests[row]
+    while r.used > 0:
+        r.used -= 1
+        number = chains[r.chain + r.used]
+        block = blocks[number]
+        block.users -= 1
+        if block.users > 0:
+            s.shared_tokens -= BLOCK_TOKENS
+        else:
+            last = blocks[0].previous
+            block.previous, block.next = last, 0
+            blocks[last].next = blocks[0].previous = number
+            s.evictable += 1
+
+
+@numba.njit(cache=True)
+def _evict(s: Any, blocks: Any) -> None:
+    """Evict the least recently used blocks until those that are left fit beside the running requests."""
+    most = max(0, s.kv_capacity - s.kv_tokens + s.shared_tokens) // BLOCK_TOKENS
+    while s.evictable > most:
+        number = blocks[0].next
+        _unlink(s, blocks, number)
+        blocks[number].cached = 0
+
+
+@numba.njit(cache=True)
+def _unlink(s: Any, blocks: Any, number: int) -> None:
+    """Remove a block from the evictable ones."""
+    block = blocks[number]
+    blocks[block.previous].next = block.next
+    blocks[block.next].previous = block.previous
+    s.evictable -= 1

@@ -18,7 +18,7 @@ from benchmarks.autoscaling.comparison import Grid, Row, stored, verdicts
 from benchmarks.autoscaling.configurations import CONSTANT, OURS, Limits, PolicyConfiguration
 from benchmarks.autoscaling.device import A100_8B, CPU_135M, Device
 from benchmarks.autoscaling.exact import ExactReplica
-from benchmarks.autoscaling.fleet import Cluster, Pod, least_loaded, least_loaded_of_all, random_pod
+from benchmarks.autoscaling.fleet import Cluster, Pod, balanced, least_loaded, least_loaded_of_all, random_pod
 from benchmarks.autoscaling.policies.clairvoyant import clairvoyant
 from benchmarks.autoscaling.policies.fastgen import Operator
 from benchmarks.autoscaling.policies.fixed import Fixed
@@ -411,7 +411,7 @@ def test_a_large_fleet_is_simulated_in_seconds() -> None:
     arrivals = poisson(Mix(Lengths(200, 250, 1000), Lengths(20, 30, 100)), 1000.0, 15.0)
     scenario = Scenario(
         trace=short(arrivals, 15.0), engine=Engine(device, CPU.targets), cluster=Cluster(), begin=1000, most=1000,
-        balancer=random_pod,
+        routing=balanced(random_pod),
     )  # fmt: skip
     result = simulate(scenario, Fixed(1000))
     assert len(result.log.served) == len(arrivals)

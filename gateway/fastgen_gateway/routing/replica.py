@@ -91,11 +91,19 @@ class Replica:
         return now < self._ejected_until
 
     def observe(self, sample: Sample, began: float) -> None:
-        """Take a scrape that began at `began`. Requests that were sent later may be missing in it."""
+        """Take a scrape that began at `began`. Requests that were sent later may be missing in it.
+
+        The engine's backlog has whole prompts of its queue, even if they are in its prefix cache. So it is at most what
+        this picker expects to be computed, unless the replica has requests of others.
+        """
         later = [sent for sent in self.sent if sent.time >= began]
+        earlier = self.sent.difference(later)
         self._sample = sample
-        self._others = max(0.0, sample.running + sample.waiting - (len(self.sent) - len(later)))
-        self._backlog = sample.backlog_tokens + sum(sent.uncached for sent in later)
+        self._others = max(0.0, sample.running + sample.waiting - len(earlier))
+        backlog = sample.backlog_tokens
+        if earlier and self._others < 1:
+            backlog = min(backlog, sum(sent.uncached for sent in earlier))
+        self._backlog = backlog + sum(sent.uncached for sent in later)
         self._backlog_time = sample.time
         self._kv_tokens = sample.kv_tokens + sum(sent.tokens for sent in later)
 

@@ -76,6 +76,19 @@ def test_a_full_kv_cache_costs_time() -> None:
     assert best([full, replica("b", running=4.0)], 5000) == "b"
 
 
+def test_a_queued_prompt_in_the_cache_is_no_backlog() -> None:
+    def queued(cached: int, **others: float) -> Replica:
+        made = Replica("a")
+        made.add(Sent(0.0, 10_000, 10_000 - cached))
+        made.observe(sample(time=0.2, backlog_tokens=10_000.0, waiting=1.0, **others), 0.1)
+        return made
+
+    other = replica("b", time=0.2, running=1.0, backlog_tokens=300.0)
+    assert best([queued(9_950), other], 100, now=0.2) == "a"
+    assert best([queued(0), other], 100, now=0.2) == "b"
+    assert best([queued(9_950, running=1.0), other], 100, now=0.2) == "b", "the backlog may be another picker's"
+
+
 def test_without_metrics_the_fewest_requests_win() -> None:
     a, b = Replica("a"), Replica("b")
     a.add(Sent(0.0, 10, 10))

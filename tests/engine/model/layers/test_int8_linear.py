@@ -55,6 +55,15 @@ def test_the_largest_value_of_every_block_is_exact_to_the_last_bits() -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
 
 
+def test_padding_of_tiny_values_does_not_reach_the_rows_that_follow() -> None:
+    matrix = torch.randn(130, 33).numpy()
+    matrix[:64] *= 1e-44  # their inverse scales are infinite
+    with np.errstate(all="ignore"):
+        blocks, alone = Int8Blocks.quantise(matrix), Int8Blocks.quantise(matrix[64:])
+    assert np.array_equal(blocks.values[64:], alone.values)
+    assert np.array_equal(blocks.scales[64:], alone.scales)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(960, 576), (31, 17), (1, 5), (48, 40)])
 def test_the_product_equals_that_with_the_dequantised_matrix(rows: int, columns: int) -> None:
     torch.manual_seed(0)

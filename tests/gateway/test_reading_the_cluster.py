@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from fastgen_gateway.cluster.api_server import ApiServer, Credentials
 from fastgen_gateway.cluster.objects import endpoints, exposed
 from fastgen_gateway.cluster.view import ClusterView
 from fastgen_gateway.routing.held_requests import HoldLimits
+from fastgen_gateway.routing.model_table import Exposed
 from fastgen_gateway.routing.request_body import RequestBody
 from fastgen_gateway.routing.router import Choice, Router
 from gateway.stand_ins import ApiServerStandIn, LoopThread
@@ -106,6 +108,30 @@ async def test_a_deployment_with_the_name_of_a_canary_is_none(api: ApiServerStan
     async with reading(api) as reader:
         assert reader.endpoints == {("default", "m-canary"): {"127.0.0.1:1001"}}
         assert isinstance(reader.router.arrive(RequestBody("m-canary", 1, 1, ())), Choice)
+
+
+async def test_many_changes_of_many_deployments_leave_time_for_requests(
+    api: ApiServerStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update takes the longer, the more deployments there are; one namespace could cause one after the other."""
+    async with reading(api) as reader:
+        update = reader.router.set_deployments
+
+        def slow(deployments: Iterable[Exposed]) -> None:
+            time.sleep(0.02)
+            update(deployments)
+
+        monkeypatch.setattr(reader.router, "set_deployments", slow)
+        began, before = time.monotonic(), reader.num_changes
+
+        def change() -> None:
+            for number in range(100):
+                api.deployment(f"m{number}")
+
+        await asyncio.to_thread(change)
+        await until(lambda: len(reader.endpoints) == 100)
+        # Each is followed by nine times as long without one.
+        assert reader.num_changes - before <= (time.monotonic() - began) / 0.19 + 2
 
 
 async def test_an_expired_version_is_listed_again(api: ApiServerStandIn) -> None:

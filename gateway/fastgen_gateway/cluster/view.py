@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from fastgen_gateway.cluster.api_server import ApiServer
 from fastgen_gateway.cluster.objects import ENDPOINT_SLICE, Endpoints, endpoints, exposed
@@ -12,6 +14,9 @@ from fastgen_gateway.routing.model_table import Exposed
 from fastgen_gateway.routing.router import Router
 from fastgen_operator.kinds import FASTGEN, Key
 from fastgen_operator.labels_and_annotations import OWNER_LABEL
+
+# Updates of the router take at most this share of the time: with thousands of deployments, one takes long.
+_SHARE: Final = 0.1
 
 
 class ClusterView:
@@ -48,6 +53,8 @@ class ClusterView:
             Reflector(server, ENDPOINT_SLICE, scope, OWNER_LABEL, endpoints, self._changed, failed) for scope in scopes
         ]
         self._reflectors: list[Reflector[Exposed] | Reflector[Endpoints]] = [*self._deployments, *self._slices]
+        self._update_due: asyncio.TimerHandle | None = None
+        self._next_update = 0.0
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -56,10 +63,18 @@ class ClusterView:
                 group.create_task(reflector.run())
 
     def _changed(self) -> None:
-        if not self.listed.is_set():
-            if not all(reflector.is_listed for reflector in self._reflectors):
-                return
+        """Update the router soon: once for all changes that have arrived, at once unless the last update took long."""
+        if self.listed.is_set():
+            if self._update_due is None:
+                delay = max(0.0, self._next_update - time.monotonic())
+                self._update_due = asyncio.get_running_loop().call_later(delay, self._update)
+        elif all(reflector.is_listed for reflector in self._reflectors):
+            self._update()
             self.listed.set()
+
+    def _update(self) -> None:
+        began = time.monotonic()
+        self._update_due = None
         deployments: list[Exposed] = [each for reflector in self._deployments for each in reflector.values()]
         slices: list[Endpoints] = [each for reflector in self._slices for each in reflector.values()]
         self._router.set_deployments(deployments)
@@ -76,4 +91,6 @@ class ClusterView:
         names = {address: name for each in slices for address, name in each.pods.items()}
         for key, addresses in stable.items():
             self._router.set_endpoints(key, addresses.values(), names, canary[key].values())
+        ended = time.monotonic()
+        self._next_update = ended + (ended - began) * (1 / _SHARE - 1)
         self._notify()

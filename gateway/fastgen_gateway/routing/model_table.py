@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
 
 from fastgen_gateway.routing.client import Client
 from fastgen_operator.kinds import Key
+
+# Lists of names that are kept: one for each set of namespaces that clients may use.
+_MOST_LISTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,13 @@ class ModelTable:
     def __init__(self, deployments: Iterable[Exposed] = ()) -> None:
         by_age = sorted(deployments, key=lambda each: (each.created, each.key))
         self._by_address = {each.address: each for each in by_age}
-        self._by_model = defaultdict[str, list[Exposed]](list)
-        for each in by_age:
-            self._by_model[each.model].append(each)
+        # The oldest one of each model, with its rank by age: of all namespaces, and of each.
+        self._oldest: dict[str, Exposed] = {}
+        self._oldest_of: dict[tuple[str, str], tuple[int, Exposed]] = {}
+        for rank, each in enumerate(by_age):
+            self._oldest.setdefault(each.model, each)
+            self._oldest_of.setdefault((each.namespace, each.model), (rank, each))
+        self._names: dict[frozenset[str] | None, Mapping[str, Exposed]] = {}
 
     def find(self, model: str, client: Client | None = None) -> Exposed | None:
         """Return the deployment for the name in a request; None if there is none, or none that the client may use.
@@ -61,11 +69,20 @@ class ModelTable:
         named = self._by_address.get(model)
         if named is not None and _may_use(client, named):
             return named
-        return next((each for each in self._by_model.get(model, ()) if _may_use(client, each)), None)
+        if client is None or client.namespaces is None:
+            return self._oldest.get(model)
+        found = (self._oldest_of.get((namespace, model)) for namespace in client.namespaces)
+        return min((each for each in found if each is not None), default=(0, None), key=itemgetter(0))[1]
 
     def names(self, client: Client | None = None) -> Mapping[str, Exposed]:
-        """Return a name for each deployment that the client may use: its model's, or else NAMESPACE/NAME."""
-        return dict(self._named(client))
+        """Return a name for each deployment that the client may use: its model's, or else NAMESPACE/NAME. Sorted."""
+        namespaces = None if client is None else client.namespaces
+        known = self._names.get(namespaces)
+        if known is None:
+            if len(self._names) >= _MOST_LISTS:
+                self._names.clear()
+            known = self._names[namespaces] = dict(sorted(self._named(client), key=itemgetter(0)))
+        return known
 
     def _named(self, client: Client | None) -> Iterator[tuple[str, Exposed]]:
         for exposed in self._by_address.values():

@@ -23,8 +23,8 @@ def make_app(
         drain: drains the pod.
     """
 
-    async def demand(_: web.Request) -> web.Response:
-        return web.json_response(router.demand())
+    async def demand(request: web.Request) -> web.Response:
+        return web.json_response(router.demand(request.query.get("after", "")))
 
     async def exposition(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))

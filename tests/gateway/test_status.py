@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
+from fastgen_gateway.routing.router import DEMAND_PAGE
 from fastgen_operator.autoscale.scrape.gateways import GATEWAY_PORT
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import PluginError
@@ -59,6 +60,16 @@ def test_held_and_running_requests_and_ready_replicas_are_shown(
     wait_until(lambda: views(one=pod.http_port)[0].running == 3, "the requests run")
     (line,) = summary(views(one=pod.http_port))
     assert line == "ready replicas: 1, running requests: 3, held: 0; gateway pods: 1"
+
+
+def test_one_of_many_resources_is_found(pod: GatewayPod, api: ApiServerStandIn, replicas: Pair) -> None:
+    """The pod's answer has pages."""
+    for number in range(DEMAND_PAGE):
+        api.deployment(f"a{number}")
+    expose(api, pod, "m", replicas[0])
+    assert "default/m" not in pod.demand()["deployments"]
+    (line,) = summary(views(one=pod.http_port))
+    assert line == "ready replicas: 1, running requests: 0, held: 0; gateway pods: 1"
 
 
 def test_a_pod_that_does_not_answer_is_named(pod: GatewayPod, replicas: Pair) -> None:

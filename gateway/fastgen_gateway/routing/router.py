@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,6 +26,8 @@ from fastgen_operator.kinds import Key
 
 # Prefix hashes of all models together: about 60 MB. Each model gets an equal share.
 _MOST_PREFIXES: Final = 400_000
+# Deployments in one answer of `/demand`. Requests wait while it is written, for about 5 ms.
+DEMAND_PAGE: Final = 1000
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class Router:
         self._limits = limits
         self._started = clock()
         self._fleets: dict[Key, _Fleet] = {}
+        self._sorted: list[Key] = []
         self.models = ModelTable()
         self.held = HeldRequests(limits)
         self.is_draining = False
@@ -125,8 +129,10 @@ class Router:
         self.models = ModelTable(exposed.values())
         for key in self._fleets.keys() - exposed.keys():
             del self._fleets[key]
+        self._sorted = sorted(exposed)
         for key, each in exposed.items():
-            fleet = self._fleets.setdefault(key, _Fleet(each.model))
+            if (fleet := self._fleets.get(key)) is None:
+                fleet = self._fleets[key] = _Fleet(each.model)
             fleet.model, fleet.prefixes.limit = each.model, _MOST_PREFIXES // len(exposed)
             if fleet.canary_percent != each.canary_percent:
                 fleet.canary_percent, fleet.canary_due = each.canary_percent, 0
@@ -237,12 +243,21 @@ class Router:
         if (replica := fleet.replicas.get(choice.address)) is not None:
             replica.remove(choice.sent)
 
-    def demand(self) -> Mapping[str, Any]:
-        """Return the answer of `/demand`, for the operator and `kubectl fastgen status`."""
+    def demand(self, after: str = "") -> Mapping[str, Any]:
+        """Return a page of the answer of `/demand`, for the operator and `kubectl fastgen status`.
+
+        Args:
+            after: `next` of the page before; empty for the first page. The last page has no `next`.
+        """
         now = self._clock()
+        namespace, _, name = after.partition("/")
+        start = bisect_right(self._sorted, (namespace, name))
+        keys = self._sorted[start : start + DEMAND_PAGE]
+        following = {"next": "/".join(keys[-1])} if start + DEMAND_PAGE < len(self._sorted) else {}
         return {
             "startedSeconds": round(now - self._started, 3),
-            "deployments": {"/".join(key): self._demand_of(key, fleet, now) for key, fleet in self._fleets.items()},
+            "deployments": {"/".join(key): self._demand_of(key, self._fleets[key], now) for key in keys},
+            **following,
         }
 
     def num_ready(self) -> Iterator[tuple[Key, int, int]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from fastgen_operator.autoscale.scrape.gateways import GATEWAY_PORT
 from fastgen_operator.kinds import Key
@@ -71,12 +72,16 @@ def summary(views: list[GatewayView]) -> Iterator[str]:
 def _view(cluster: Cluster, namespace: str, pod: str, name: str) -> GatewayView:
     try:
         with closing(cluster.connection(namespace, pod, GATEWAY_PORT, _SECONDS)) as connection:
-            connection.request("GET", "/demand")
-            answer = connection.getresponse()
-            body = answer.read()
-        if answer.status != 200:
-            return GatewayView(pod, problem=f"GET /demand: {answer.status} {answer.reason}")
-        found = json.loads(body)["deployments"].get(name)
+            path, found = "/demand", None
+            while found is None and path:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                body = answer.read()
+                if answer.status != 200:
+                    return GatewayView(pod, problem=f"GET /demand: {answer.status} {answer.reason}")
+                page = json.loads(body)
+                found = page["deployments"].get(name)
+                path = f"/demand?after={quote(page['next'])}" if "next" in page else ""
         if found is None:
             return GatewayView(pod, problem="it does not know the resource")
         ready, running, held = (int(found[field]) for field in ("readyReplicas", "running", "held"))

@@ -10,7 +10,7 @@ from fastgen_gateway.routing.held_requests import Held, HoldLimits
 from fastgen_gateway.routing.model_table import Exposed
 from fastgen_gateway.routing.refusal import Refusal
 from fastgen_gateway.routing.request_body import RequestBody
-from fastgen_gateway.routing.router import Choice, Router
+from fastgen_gateway.routing.router import DEMAND_PAGE, Choice, Router
 from gateway.routing.samples import sample
 
 KEY = ("default", "m")
@@ -279,6 +279,24 @@ def test_the_requests_that_ended_do_not_count(bench: Bench) -> None:
         if choice.address == "a":
             bench.router.end(choice)
     assert [bench.send().address for _ in range(3)] == ["a", "a", "a"]
+
+
+def test_the_demand_of_many_deployments_has_pages(bench: Bench) -> None:
+    """Deployments that come and go between two pages hide no other."""
+    names = {f"m{number}" for number in range(2 * DEMAND_PAGE + 1)}
+
+    def exposed(names: set[str]) -> list[Exposed]:
+        return [Exposed("default", name, name, "2026-01-01T00:00:00Z") for name in names]
+
+    bench.router.set_deployments(exposed(names))
+    first = bench.router.demand()
+    bench.router.set_deployments(exposed(names - {first["next"].partition("/")[2]} | {"a", "z"}))
+    second = bench.router.demand(first["next"])
+    third = bench.router.demand(second["next"])
+    assert [len(each["deployments"]) for each in (first, second, third)] == [DEMAND_PAGE, DEMAND_PAGE, 2]
+    assert "next" not in third
+    found = {**first["deployments"], **second["deployments"], **third["deployments"]}
+    assert found.keys() == {f"default/{name}" for name in names} | {"default/z"}
 
 
 def test_a_choice_for_a_deployment_that_is_gone_ends_quietly(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote
 
 from fastgen_operator.autoscale.sample import Traffic
 from fastgen_operator.autoscale.scrape.exposition import UnusableError
@@ -30,8 +31,10 @@ _LIST_SECONDS: Final = 2.0
 # An answer, or a list of the pods, that is older says nothing.
 ANSWER_SECONDS: Final = 3.0
 LIST_TRUST_SECONDS: Final = 10.0
-# An answer has about 120 bytes for each deployment.
-LIMIT_BYTES: Final = 1 << 21
+# A page has up to 1,000 deployments, with about 150 bytes for each.
+LIMIT_BYTES: Final = 1 << 20
+# Deployments of an answer. Those on later pages are unknown, so they are never idle.
+MOST_DEPLOYMENTS: Final = 50_000
 _MOST_REQUESTS: Final = 10**9
 _LONGEST_SECONDS: Final = 1e12
 
@@ -51,15 +54,17 @@ class Answer:
     Attributes:
         time: monotonic time of the request.
         started_seconds: age of the pod's process.
+        next: the page after this one begins behind this deployment; empty for the last page.
     """
 
     time: float
     started_seconds: float
     deployments: Mapping[Key, Waiting]
+    next: str = ""
 
 
 def parse_answer(body: bytes, time: float) -> Answer:
-    """Return the answer of a pod. Raises UnusableError if any part of it is not as agreed."""
+    """Return a page of the answer of a pod. Raises UnusableError if any part of it is not as agreed."""
     try:
         found = json.loads(body)
         deployments = {
@@ -67,11 +72,12 @@ def parse_answer(body: bytes, time: float) -> Answer:
             for name, each in found["deployments"].items()
         }
         started = _seconds(found["startedSeconds"])
+        following = "/".join(_key(found["next"])) if "next" in found else ""
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         words = f"not the agreed JSON: {type(error).__name__}: {str(error)[:200]}"
         raise UnusableError("NotDemand", words) from error
     assert started is not None
-    return Answer(time, started, deployments)
+    return Answer(time, started, deployments, following)
 
 
 def _key(text: str) -> Key:
@@ -187,13 +193,27 @@ class Gateways:
     async def _poll(self, pod: _Pod, heard: Callable[[Answer], object]) -> None:
         now = asyncio.get_running_loop().time()
         try:
-            pod.answer = parse_answer(await self.scraper.read(pod.address, self.port, "demand", LIMIT_BYTES), now)
+            pod.answer = await self._read(pod.address, now)
         except Exception as error:
             # Whatever a pod sends, the others are asked.
             self.failed(error.reason if isinstance(error, UnusableError) else "NotDemand")
             logger.debug("asking the gateway at %s: %s", pod.address, error)
             return
         heard(pod.answer)
+
+    async def _read(self, address: str, now: float) -> Answer:
+        """Return all pages of a pod's answer. Raises UnusableError, or another exception, if one cannot be read."""
+        page = parse_answer(await self.scraper.read(address, self.port, "demand", LIMIT_BYTES), now)
+        started, deployments = page.started_seconds, {**page.deployments}
+        while page.next and len(deployments) < MOST_DEPLOYMENTS:
+            path = f"demand?after={quote(page.next)}"
+            page = parse_answer(await self.scraper.read(address, self.port, path, LIMIT_BYTES), now)
+            if page.deployments.keys() <= deployments.keys():
+                raise UnusableError("NotDemand", f"the page behind {page.next[:200]} has nothing new")
+            # The pod may have been restarted since the first page.
+            started = min(started, page.started_seconds)
+            deployments |= page.deployments
+        return Answer(now, started, deployments)
 
 
 def _more(faults: list[str]) -> str:

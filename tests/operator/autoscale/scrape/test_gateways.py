@@ -13,12 +13,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from fastgen_operator.autoscale.loop import Autoscaler
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.sample import Traffic
+from fastgen_operator.autoscale.scrape import gateways
 from fastgen_operator.autoscale.scrape.exposition import UnusableError
 from fastgen_operator.autoscale.scrape.gateways import (
     ANSWER_SECONDS,
@@ -67,6 +69,8 @@ UNUSABLE = [
     ("a name without a namespace", body(demand(name="chat"))),
     ("a name of three parts", body(demand(name="a/b/c"))),
     ("no counts", body({"startedSeconds": 1.0, "deployments": {"team/chat": {}}})),
+    ("a next page behind no name", body({**demand(), "next": "chat"})),
+    ("a next page behind a number", body({**demand(), "next": 7})),
     ("deep nesting", b"[" * 200_000),
 ]
 
@@ -149,6 +153,58 @@ async def test_held_requests_add_up_and_the_last_request_at_any_pod_counts() -> 
     # A pod that has had no request since it started vouches for the time since then.
     found, _ = await traffic_of({"a": answering(demand(0, None, started=30.0)), "b": answering(demand(0, 700.0))})
     assert found == Traffic(0, 30.0)
+
+
+def paging(pages: Callable[[str], Any]) -> Handler:
+    """Return a stand-in that answers a request for the page behind a name; the first page is behind no name."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        after = unquote(target.partition("?after=")[2])
+        text = body(pages(after))
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text)
+        await writer.drain()
+        writer.close()
+
+    return answer
+
+
+def page_of(names: list[str], started: float = 5000.0, **more: Any) -> Any:
+    waiting = {"held": 1, "idleSeconds": None}
+    return {"startedSeconds": started, "deployments": dict.fromkeys(names, waiting), **more}
+
+
+async def test_all_pages_of_an_answer_are_read() -> None:
+    """The pod was restarted between them, so it knows less than its first page says."""
+
+    def pages(after: str) -> Any:
+        return {
+            "": page_of(["team/a", "team/b"], next="team/b"),
+            "team/b": page_of(["team/c", "team/c-0"], started=20.0, next="team/c-0"),
+            "team/c-0": page_of(["team/chat"], started=21.0),
+        }[after]
+
+    found, failures = await traffic_of({"a": paging(pages)})
+    assert (found, failures) == (Traffic(1, 20.0), [])
+
+
+async def test_an_answer_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read counts, and what was not is unknown."""
+    monkeypatch.setattr(gateways, "MOST_DEPLOYMENTS", 7)
+    asked: list[str] = []
+
+    def pages(after: str) -> Any:
+        asked.append(after)
+        names = [f"team/a{len(asked):03d}{end}" for end in "xy"]
+        return page_of(["team/chat", *names] if not after else names, next=names[-1])
+
+    found, failures = await traffic_of({"a": paging(pages)})
+    assert (found, failures) == (Traffic(1, 5000.0), [])
+    assert len(asked) % 3 == 0, "three pages have seven deployments"
+
+    found, failures = await traffic_of({"a": paging(lambda _: page_of(["team/chat"], next="team/chat"))}, failing=1)
+    assert found == Traffic(0, None, "pod a of the gateway does not answer")
+    assert set(failures) == {"NotDemand"}
 
 
 @pytest.mark.parametrize(

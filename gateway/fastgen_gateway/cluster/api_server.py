@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,8 @@ _LARGE_BYTES: Final = 1 << 16
 _CHUNK: Final = 1 << 16
 _GONE: Final = 410
 
+logger = logging.getLogger(__name__)
+
 
 class ApiError(Exception):
     """The API server rejected a request. `status` is the HTTP status, or that of an event of type ERROR."""
@@ -49,7 +52,7 @@ class Credentials:
     Attributes:
         url: for example https://10.0.0.1:443.
         token_file: bearer token; None for none. The kubelet replaces its content.
-        ca_file: certificates of the authority; None for the system's.
+        ca_file: certificates of the authority; None for the system's. The kubelet replaces its content, too.
     """
 
     url: str
@@ -64,13 +67,14 @@ class ApiServer:
         self._credentials = credentials
         self._base = URL(credentials.url)
         self._page_limits: dict[str, PageLimit] = {}  # of the last list, by path
+        self._tls: ssl.SSLContext | bool = True
+        self._trusted: bytes | None = None
 
     async def __aenter__(self) -> ApiServer:
         """Open the session. Raises OSError or SSLError if the file of the authority cannot be read."""
-        context: ssl.SSLContext | bool = True
         if self._credentials.ca_file is not None:
-            context = ssl.create_default_context(cafile=str(self._credentials.ca_file))
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context, limit=0))
+            self._trust(self._credentials.ca_file)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,7 +144,27 @@ class ApiServer:
         if self._credentials.token_file is not None:
             headers["Authorization"] = f"Bearer {self._credentials.token_file.read_text().strip()}"
         url = self._base.with_path(self._base.path.rstrip("/") + path)
-        return self._session.get(url, params=query, headers=headers, timeout=timeout, allow_redirects=False)
+        # Connections with other certificates are not used again.
+        return self._session.get(
+            url, params=query, headers=headers, timeout=timeout, allow_redirects=False, ssl=self._context()
+        )
+
+    def _context(self) -> ssl.SSLContext | bool:
+        """Return the TLS settings for a request: those of the file as it is now, or as it was when it was usable."""
+        if self._credentials.ca_file is not None:
+            try:
+                self._trust(self._credentials.ca_file)
+            except OSError as error:
+                logger.warning("cannot read %s: %s; keeping the previous one", self._credentials.ca_file, error)
+        return self._tls
+
+    def _trust(self, file: Path) -> None:
+        """Trust the certificates of a file, if it has changed. Raises OSError or SSLError if it cannot be used."""
+        content = file.read_bytes()
+        if content != self._trusted:
+            # If it changes meanwhile, the next request reads it again.
+            self._tls = ssl.create_default_context(cafile=str(file))
+            self._trusted = content
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes | None:

@@ -159,7 +159,10 @@ class Replica:
         sample = self.sample(now)
         if sample is None:
             return requests < _BLIND_REQUESTS
-        if requests >= sample.token_budget or self._kv_tokens + tokens > sample.kv_capacity_tokens:
+        if requests >= sample.token_budget:
+            return False
+        # The engine rejects a longer prompt. It must not wait until the replica is idle, with all others behind it.
+        if self._kv_tokens + tokens > sample.kv_capacity_tokens >= tokens:
             return False
         model = self.step_model(now)
         if model is None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastgen_gateway.routing.prefix_index import PrefixIndex
+from fastgen_gateway.routing import prefix_index
+from fastgen_gateway.routing.prefix_index import MOST_GONE, PrefixIndex
 
 
 def test_a_replica_matches_as_many_leading_blocks_as_it_was_sent() -> None:
@@ -43,15 +46,37 @@ def test_a_replica_that_is_gone_is_forgotten_and_its_place_used_again() -> None:
     assert len(index) == 0
 
 
+def test_replicas_that_come_and_go_leave_nothing_behind() -> None:
+    """The bits of those that are gone are cleared bit by bit: all at once would take as long as the index is large."""
+    index = PrefixIndex(10_000)
+    index.add(range(5000), "stays")
+    for number in range(10 * MOST_GONE):
+        index.add([1, 2, 10_000 + number], f"r{number}")
+        assert index.matches([1, 2, 3]) == {"stays": 3, f"r{number}": 2}
+        index.forget(f"r{number}")
+        assert index.matches([1, 2, 3]) == {"stays": 3}
+        assert index.matches([10_000 + number]) == {}
+    assert max(index._replicas.values()).bit_length() <= 3 * MOST_GONE
+    assert len(index) < 5000 + 3 * MOST_GONE
+
+
 @given(
-    st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=5), st.sampled_from("abc")), max_size=20),
+    st.lists(st.tuples(st.none() | st.lists(st.integers(0, 5), max_size=5), st.sampled_from("abc")), max_size=20),
     st.lists(st.integers(0, 5), max_size=6),
 )
-def test_matches_are_those_of_a_search_block_by_block(sent: list[tuple[list[int], str]], asked: list[int]) -> None:
+def test_matches_are_those_of_a_search_block_by_block(
+    sent: list[tuple[list[int] | None, str]], asked: list[int]
+) -> None:
+    """None stands for a replica that goes."""
     index, known = PrefixIndex(1000), {name: set[int]() for name in "abc"}
-    for blocks, name in sent:
-        index.add(blocks, name)
-        known[name] |= set(blocks)
+    with patch.object(prefix_index, "MOST_GONE", 2), patch.object(prefix_index, "_SWEPT", 1):
+        for blocks, name in sent:
+            if blocks is None:
+                index.forget(name)
+                known[name].clear()
+            else:
+                index.add(blocks, name)
+                known[name] |= set(blocks)
     expected = {}
     for name, having in known.items():
         count = next((number for number, block in enumerate(asked) if block not in having), len(asked))

@@ -105,6 +105,14 @@ def test_a_later_request_does_not_overtake_held_ones(bench: Bench) -> None:
     assert later not in released
 
 
+def test_a_held_prompt_that_no_replica_can_compute_holds_up_no_other(bench: Bench) -> None:
+    """An engine rejects it at once: it need not wait until a replica has nothing else to do."""
+    held = [bench.hold(tokens=200_000), bench.hold(tokens=60_000), bench.hold()]
+    bench.router.set_endpoints(KEY, ["a"])
+    bench.router.observe(KEY, "a", sample(bench.clock.now, running=1.0, kv_tokens=50_000.0), bench.clock.now)
+    assert [each for each, _ in bench.router.release()] == held[:1]
+
+
 def test_a_request_held_too_long_is_refused(bench: Bench) -> None:
     first = bench.hold()
     bench.clock.now += 30

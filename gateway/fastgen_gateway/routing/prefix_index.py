@@ -58,9 +58,14 @@ class PrefixIndex:
         # The last block first: the first ones, which most prompts share, are forgotten last.
         for block in reversed(hashes):
             self._replicas[block] = self._replicas.pop(block, 0) | bit
-        while len(self._replicas) > self.limit:
-            self._replicas.popitem(last=False)
+        self.bound(self.limit)
         self._sweep()
+
+    def bound(self, limit: int) -> None:
+        """Change the maximum number of hashes."""
+        self.limit = limit
+        while len(self._replicas) > limit:
+            self._replicas.popitem(last=False)
 
     def forget(self, replica: str) -> None:
         """Forget a replica."""

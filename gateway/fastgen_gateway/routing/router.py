@@ -24,7 +24,7 @@ from fastgen_gateway.routing.request_body import RequestBody
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.kinds import Key
 
-# Prefix hashes of all models together: about 60 MB. Each model gets an equal share.
+# Prefix hashes of all models together: about 60 MB. Each model that has replicas gets an equal share.
 _MOST_PREFIXES: Final = 400_000
 # Deployments in one answer of `/demand`. Requests wait while it is written, for about 5 ms.
 DEMAND_PAGE: Final = 1000
@@ -119,6 +119,8 @@ class Router:
         self._started = clock()
         self._fleets: dict[Key, _Fleet] = {}
         self._sorted: list[Key] = []
+        # Whether other models than before have replicas.
+        self._shares_change = False
         self.models = ModelTable()
         self.held = HeldRequests(limits)
         self.is_draining = False
@@ -128,12 +130,12 @@ class Router:
         exposed = {each.key: each for each in deployments}
         self.models = ModelTable(exposed.values())
         for key in self._fleets.keys() - exposed.keys():
-            del self._fleets[key]
+            self._shares_change |= bool(self._fleets.pop(key).replicas)
         self._sorted = sorted(exposed)
         for key, each in exposed.items():
             if (fleet := self._fleets.get(key)) is None:
                 fleet = self._fleets[key] = _Fleet(each.model)
-            fleet.model, fleet.prefixes.limit = each.model, _MOST_PREFIXES // len(exposed)
+            fleet.model = each.model
             if fleet.canary_percent != each.canary_percent:
                 fleet.canary_percent, fleet.canary_due = each.canary_percent, 0
 
@@ -155,6 +157,7 @@ class Router:
         fleet = self._fleets.get(key)
         if fleet is None:
             return
+        self._shares_change |= bool(fleet.replicas) != bool(addresses or canaries)
         fleet.canaries = frozenset(canaries)
         for gone in fleet.replicas.keys() - {*addresses, *canaries}:
             del fleet.replicas[gone]
@@ -277,7 +280,16 @@ class Router:
             "running": fleet.in_flight,
         }
 
+    def _share_prefixes(self) -> None:
+        """Give each model that has replicas an equal share: models without any cannot take it from others."""
+        serving = [fleet.prefixes for fleet in self._fleets.values() if fleet.replicas]
+        for index in serving:
+            index.bound(_MOST_PREFIXES // len(serving))
+        self._shares_change = False
+
     def _send(self, key: Key, fleet: _Fleet, body: RequestBody, replicas: list[Replica], now: float) -> Choice:
+        if self._shares_change:
+            self._share_prefixes()
         fleet.turn += 1
         matches = fleet.prefixes.matches(body.blocks)
         best, *others = ranked(replicas, body.prompt_tokens, matches, now, fleet.turn)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from fastgen_gateway.routing import router
 from fastgen_gateway.routing.held_requests import Held, HoldLimits
 from fastgen_gateway.routing.model_table import Exposed
 from fastgen_gateway.routing.refusal import Refusal
@@ -111,6 +112,33 @@ def test_a_held_prompt_that_no_replica_can_compute_holds_up_no_other(bench: Benc
     bench.router.set_endpoints(KEY, ["a"])
     bench.router.observe(KEY, "a", sample(bench.clock.now, running=1.0, kv_tokens=50_000.0), bench.clock.now)
     assert [each for each, _ in bench.router.release()] == held[:1]
+
+
+def test_models_without_replicas_take_no_place_in_the_index_of_prefixes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a tenant could expose so many that no prompt of others is sent where its prefix is cached."""
+    monkeypatch.setattr(router, "_MOST_PREFIXES", 8)
+    others = [("other", f"n{number}") for number in range(7)]
+    exposed = [Exposed(*key, key[1], "2026-01-01T00:00:00Z") for key in (KEY, *others)]
+    prompt = RequestBody("m", 1, 300, tuple(range(8)))
+
+    def num_known() -> int:
+        """Return how many of the prompt's blocks a further request finds, after one whose prompt is sent."""
+        bench.router.arrive(prompt)
+        return bench.router._fleets[KEY].prefixes.matches(prompt.blocks)["a"]
+
+    bench.router.set_deployments(exposed)
+    bench.router.set_endpoints(KEY, ["a"])
+    assert num_known() == 8
+    bench.router.set_endpoints(others[0], ["b"])
+    assert num_known() == 4
+    bench.router.set_endpoints(others[1], ["c"])
+    bench.router.set_endpoints(others[2], ["d"])
+    assert num_known() == 2
+    bench.router.set_endpoints(others[1], [])
+    bench.router.set_deployments([each for each in exposed if each.key != others[2]])
+    assert num_known() == 4
 
 
 def test_a_request_held_too_long_is_refused(bench: Bench) -> None:

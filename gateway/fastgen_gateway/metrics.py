@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
@@ -77,6 +78,9 @@ class Metrics(Collector):
         self.registry.register(self)
         # Deployments and clients that may have series.
         self._keys: set[Key] = set()
+        # Outcomes and reasons of a deployment that have series.
+        self._outcomes = defaultdict[Key, set[str]](set)
+        self._reasons = defaultdict[Key, set[str]](set)
         self._names: set[str] = set()
 
     def routed(self, choice: Choice, client: Client | None) -> None:
@@ -108,6 +112,7 @@ class Metrics(Collector):
     def scrape_failed(self, key: Key, reason: str) -> None:
         """Count a failed scrape of a replica."""
         self._keys.add(key)
+        self._reasons[key].add(reason)
         self._scrape_failures.labels(*key, reason).inc()
 
     def watch_failed(self, kind: str) -> None:
@@ -140,14 +145,20 @@ class Metrics(Collector):
     def _follow_labels(self) -> None:
         """Remove the series of what is gone, and start new ones at 0, so that a rate counts the first event."""
         keys, names = {key for key, _, _ in self._router.num_ready()}, set(self._limits.num_requests())
-        for namespace, name in self._keys - keys:
-            for metric in (self._requests, self._retries, self._hold_seconds, self._scrape_failures):
-                metric.remove_by_labels({"namespace": namespace, "name": name})
+        # Not by a search for labels: it would look at all series for each deployment that is gone.
+        for key in self._keys - keys:
+            for metric in (self._retries, self._hold_seconds):
+                metric.remove(*key)
+            for outcome in self._outcomes.pop(key, ()):
+                self._requests.remove(*key, outcome)
+            for reason in self._reasons.pop(key, ()):
+                self._scrape_failures.remove(*key, reason)
         for client in self._names - names:
             for metric in (self._client_requests, self._client_tokens):
                 metric.remove_by_labels({"client": client})
         for key in keys:
             self._requests.labels(*key, "routed")
+            self._outcomes[key].add("routed")
             self._retries.labels(*key)
             self._hold_seconds.labels(*key)
         for client in names:
@@ -158,6 +169,7 @@ class Metrics(Collector):
         self._requests.labels(*(key or ("", "")), outcome).inc()
         if key is not None:
             self._keys.add(key)
+            self._outcomes[key].add(outcome)
         if client is not None:
             self._names.add(client.name)
             self._client_requests.labels(client.name, outcome).inc()

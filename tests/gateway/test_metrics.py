@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
 from prometheus_client import generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from fastgen_gateway.metrics import Metrics
 from fastgen_gateway.routing.client import Client
@@ -63,3 +67,22 @@ def test_series_end_with_the_deployment_and_the_client() -> None:
     bench.metrics.answered(choice, "10.0.0.2:8000")
     bench.metrics.used("c", 1, 2)
     assert bench.series() == []
+
+
+def test_many_deployments_that_are_gone_do_not_stop_the_next_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at all series for each of a thousand took longer than the scrape may, and requests waited."""
+    searched: list[Mapping[str, str]] = []
+
+    def search(_: MetricWrapperBase, labels: Mapping[str, str]) -> None:
+        searched.append(labels)
+
+    monkeypatch.setattr(MetricWrapperBase, "remove_by_labels", search)
+    bench = Bench()
+    bench.router.set_deployments(Exposed("ns", f"x{number}", "m", "2026-01-01T00:00:00Z") for number in range(50))
+    generate_latest(bench.metrics.registry)
+    bench.metrics.scrape_failed(("ns", "x1"), "Timeout")
+    assert b'name="x1"' in generate_latest(bench.metrics.registry)
+    bench.router.set_deployments([])
+    generate_latest(bench.metrics.registry)
+    assert b'name="x' not in generate_latest(bench.metrics.registry)
+    assert searched == []

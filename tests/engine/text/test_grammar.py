@@ -22,6 +22,7 @@ from fastgen.core.request import FinishReason
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import Grammar
 from fastgen.text.grammars import compiled as compiled_module
+from fastgen.text.grammars import masks as masks_module
 from fastgen.text.grammars import matcher as matcher_module
 from fastgen.text.grammars.checker import GrammarChecker
 from fastgen.text.grammars.compiled import CompiledGrammars
@@ -272,7 +273,11 @@ def test_a_match_that_the_library_gives_up_ends_with_an_error(
     assert "could not be followed" in caplog.text
 
 
-def test_masks_computed_in_parallel_equal_those_computed_one_by_one(smollm2: Tokenizer) -> None:
+def test_masks_computed_in_parallel_equal_those_computed_one_by_one(
+    smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks_module, "WAIT_SECONDS", 60.0)  # on a busy machine, a mask would be late
+    monkeypatch.setattr(matcher_module, "SLOW_SECONDS", 60.0)
     factory = CompiledGrammars(lambda: smollm2, VOCABULARY + 50, ENDS, num_threads=2)
     source = random.Random(0)
     grammars = [Grammar(kind="json_schema", text=json.dumps(schema)) for schema in SCHEMAS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -42,11 +43,9 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
     # Imported here, not at the top: a failing import is then reported to the server, too.
     from fastgen.engine.build import build_engine
     from fastgen.model.source import ModelSource
-    from fastgen.runner.torch_import import import_meta_kernels
     from fastgen.text.tokenizer import Tokenizer
 
     source = ModelSource.open(config.model)
-    import_meta_kernels(source, config)
     loaded = build_engine(
         source,
         config,
@@ -109,12 +108,10 @@ def serve_channel(channel: Channel, config: EngineConfig) -> None:
             channel.report(engine.step())
 
 
-def import_early() -> None:
+def import_torch() -> None:
     """Import torch before the configuration arrives: the server is still reading the model's metadata."""
     environment.prepare()
-    from fastgen.runner.torch_import import import_torch
-
-    import_torch()
+    importlib.import_module("torch")
 
 
 def main(prepare: Callable[[], None]) -> int:
@@ -145,4 +142,4 @@ def main(prepare: Callable[[], None]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(import_early))
+    sys.exit(main(import_torch))

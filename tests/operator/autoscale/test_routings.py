@@ -54,7 +54,8 @@ def test_the_prefix_hash_keeps_an_opening_on_its_pod_and_spreads_openings() -> N
     fleet, routing = pods(3), PrefixHash(random.Random(1))
     chosen = {opening: routing.choose(fleet, Arrival(0.0, 10, 10, opening=opening)) for opening in range(300)}
     assert {routing.choose(fleet, Arrival(0.0, 99, 10, opening=7)) for _ in range(3)} == {chosen[7]}
-    assert min(Counter(pod.name for pod in chosen.values()).values()) > 50
+    spread = Counter(pod.name for pod in chosen.values())
+    assert min(spread[pod.name] for pod in fleet) > 50
     left = fleet[1:]
     for opening, pod in chosen.items():
         if pod is not fleet[0]:
@@ -229,6 +230,16 @@ def test_blocks_of_running_requests_are_not_evicted() -> None:
     log, _ = play(ApproximateReplica, SMALL, [running, *others, again])
     assert {time: hit // 64 for time, _, hit in log.prompts}[5.0] == 40
     assert max(end for arrival, _, end, _ in log.served if arrival > 0) < max(end for _, _, end, _ in log.served)
+
+
+def test_blocks_that_running_requests_share_take_their_room_once() -> None:
+    """Four prompts of 40 blocks have room in a cache of 100, because they are nearly the same."""
+    prefix = tuple(range(1, 41))
+    sharing = [Arrival(5.0 + number / 10, 64 * 40 + 1, 500, prefix) for number in range(4)]
+    log, _ = play(ApproximateReplica, SMALL, [Arrival(0.0, 64 * 40 + 1, 2, prefix), *sharing])
+    waits = [first - arrival for arrival, first, _, _ in log.served if arrival > 0]
+    assert len(waits) == 4
+    assert max(waits) < 0.2
 
 
 def test_a_prefix_cache_changes_nothing_without_shared_prefixes() -> None:

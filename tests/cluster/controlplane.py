@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -101,15 +102,15 @@ class ControlPlane:
     def wait_for_crds(self, *names: str) -> None:
         """Wait until the API server serves the kinds of these CRDs.
 
-        `kubectl wait` fails for a CRD that has no conditions yet.
+        `kubectl wait`, and a path of kubectl over the conditions, fail for a CRD that has no conditions yet.
         """
 
-        def served() -> bool:
-            path = "{range .status.conditions[?(@.type=='Established')]}{.status}{end}"
-            found = (self.kubectl("get", "crd", name, f"--output=jsonpath={path}") for name in names)
-            return all(status == "True" for status in found)
+        def is_served(name: str) -> bool:
+            status = json.loads(self.kubectl("get", "crd", name, "--output=json")).get("status", {})
+            conditions = status.get("conditions") or ()
+            return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
 
-        wait_for(f"the CRDs {', '.join(names)}", served, seconds=30)
+        wait_for(f"the CRDs {', '.join(names)}", lambda: all(map(is_served, names)), seconds=60)
 
     def kubeconfig_for(self, name: str, user: str, groups: Sequence[str] = ()) -> Path:
         """Return a kubeconfig in the folder with a client certificate of the user. Its rights come from RBAC."""

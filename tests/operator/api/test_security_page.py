@@ -136,6 +136,9 @@ CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "32 levels, 1 MiB": (f"{DEEP}::test_a_deployment_that_is_too_large_to_be_read_is_named_and_left_alone",),
         "32 levels, 64 KiB": (CHILDREN, f"{STUBS}::test_a_stub_of_a_child_keeps_what_tells_its_owner"),
+        "50,000 exposed resources": (
+            "operator/autoscale/scrape/test_gateways.py::test_an_answer_without_end_is_bounded",
+        ),
         "The operator checks its own bounds": (ANY_DEPTH,),
         "Within them, 200 resources": (
             "operator/runtime/test_memory.py::test_200_of_the_largest_resources_fit_into_the_memory_limit",

@@ -15,6 +15,8 @@ from triton.backends.nvidia import driver
 from triton.runtime.build import _build, compile_module_from_src
 
 import fastgen
+from fastgen.kernels.cpu import build
+from fastgen.kernels.cpu.vector_width import has_vnni
 from fastgen.kernels.triton import compilation
 
 MODULE = """
@@ -48,8 +50,10 @@ def lets_the_segments_of_the_allocator_grow() -> None:
 
 
 def imports_every_module_of_the_engine() -> None:
+    """Import all but programs, and kernels that this processor cannot run: they cannot be compiled for it."""
+    left_out = set() if has_vnni() else {f"fastgen.kernels.cpu.{name}" for name in build.VNNI}
     for module in pkgutil.walk_packages(fastgen.__path__, "fastgen."):
-        if module.name.rpartition(".")[2] != "__main__":
+        if module.name.rpartition(".")[2] != "__main__" and module.name not in left_out:
             importlib.import_module(module.name)
 
 

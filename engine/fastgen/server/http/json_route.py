@@ -27,6 +27,7 @@ _HALF = re.compile(
     rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
+_TAIL_BYTES = 32
 _OTHER_HALF = "is half of a character, such as an emoji that was cut; send both halves, or none"
 
 
@@ -135,8 +136,11 @@ def parse(body: bytes | bytearray) -> Any:
     except RecursionError:
         raise _not_json(too_deep) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        half = _HALF.search(body)
-        why = str(error) if half is None else f"{half[0].decode()} (byte {half.start()}) {_OTHER_HALF}"
+        why = str(error)
+        # A half in the last bytes counts as truncation. Searching all of them holds the interpreter's lock.
+        half = _HALF.search(body, 0 if "surrogate" in why else max(0, len(body) - _TAIL_BYTES))
+        if half is not None:
+            why = f"{half[0].decode()} (byte {half.start()}) {_OTHER_HALF}"
         raise _not_json(why) from None
     # Fast path: few bodies have more brackets than the allowed depth.
     if body.count(b"[") + body.count(b"{") > MAX_LEVELS and _num_levels(value) > MAX_LEVELS:

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,6 +23,8 @@ _SMALL_ITEMS = 1 << 16
 # One thread: the event loop waits for the interpreter's lock behind at most one other thread, which gives it up every
 # few milliseconds.
 _THREAD = ThreadPoolExecutor(1, "large-body")
+# A turn of the event loop seldom computes for longer.
+_TURN_SECONDS = 0.005
 
 
 def is_large(num_bytes: int, num_nodes: int, num_items: int) -> bool:
@@ -34,7 +37,14 @@ async def off_loop(work: Callable[..., T], *arguments: object) -> T:
     if not current().is_large:
         return work(*arguments)
     run = contextvars.copy_context().run
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, run, work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, run, _after_a_turn, work, *arguments)
+
+
+def _after_a_turn(work: Callable[..., T], *arguments: object) -> T:
+    # Otherwise the thread takes the lock back within a turn of the event loop, which waits for one call of a parser
+    # after another.
+    time.sleep(_TURN_SECONDS)
+    return work(*arguments)
 
 
 def prefer_event_loop() -> None:

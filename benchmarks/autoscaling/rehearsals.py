@@ -43,7 +43,7 @@ def rehearsal_of(trace: Trace, seed: int, start: float) -> Rehearsal:
 
 
 def main() -> None:
-    """Print the processor time of a rehearsal by trace, and the share of a core for all fleets."""
+    """Print the processor time of a rehearsal of each trace, and the share of a core that all fleets take."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling.rehearsals", description=__doc__)
     parser.add_argument("--fleets", type=int, default=200)
     parser.add_argument("--start", type=float, default=60.0, help="seconds that a replica takes to start")

@@ -27,7 +27,7 @@ def limit_cpus(pod: dict[str, Any], cpus: float) -> None:
             (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
             return
         if (folder / "cpu.cfs_quota_us").exists():
-            # The quota first: with a shorter period alone, a container could exceed the limit of its pod.
+            # Set the quota first: a shorter period alone would let the container exceed the limit of its pod.
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
             (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
             return

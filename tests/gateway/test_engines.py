@@ -102,7 +102,7 @@ def test_no_request_fails_while_an_engine_drains(
 def test_a_real_model_answers_through_the_gateway_once_it_is_ready(
     pod: GatewayPod, api: ApiServerStandIn, tmp_path: Path
 ) -> None:
-    """From zero: the request waits while the model is loaded."""
+    """The deployment begins with no replica, and the request waits while the model is loaded."""
     api.deployment("chat", model="smollm2")
     wait_for_ready(pod, "chat", 0)
     texts: list[str] = []

@@ -15,7 +15,7 @@ from fastgen_gateway.cluster.api_server import ApiError, ApiServer
 from fastgen_operator.kinds import Key, Kind, Object
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.25, 15.0
-# A watch that lasted as long was none of a series of failures.
+# A watch that lasted this long resets the delay.
 _LASTING: Final = 30.0
 _UNUSABLE: Final = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
 _FAULTY: Final = (LookupError, TypeError, ValueError, AttributeError)

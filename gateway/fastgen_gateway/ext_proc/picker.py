@@ -99,7 +99,7 @@ class _Exchange:
         # Whether the headers of a response have arrived.
         self._is_answered = False
         self._limits = picker.access.limits
-        # The key of the request; None if none is needed.
+        # The API key of the request; None if the gateway asks for none.
         self._key: GivenKey | None = None
         # Tokens that were charged to the client, once the request was admitted.
         self._charged: int | None = None

@@ -29,7 +29,7 @@ class HoldLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A request of a client that waits since `time`. Without keys, the client is None."""
+    """A request that has waited since `time`. `client` is None if the gateway asks for no keys."""
 
     key: Key
     body: RequestBody

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
 
-from fastgen_operator.autoscale.scrape.gateways import GATEWAY_PORT
+from fastgen_operator.autoscale.scrape.gateways import GATEWAY_PORT, demand_path
 from fastgen_operator.kinds import Key
 from fastgen_operator.plugin.cluster import Cluster, PluginError
 from fastgen_operator.runtime.discovery import GATEWAY_SELECTOR
@@ -81,7 +80,7 @@ def _view(cluster: Cluster, namespace: str, pod: str, name: str) -> GatewayView:
                     return GatewayView(pod, problem=f"GET /demand: {answer.status} {answer.reason}")
                 page = json.loads(body)
                 found = page["deployments"].get(name)
-                path = f"/demand?after={quote(page['next'])}" if "next" in page else ""
+                path = f"/{demand_path(page['next'])}" if "next" in page else ""
         if found is None:
             return GatewayView(pod, problem="it does not know the resource")
         ready, running, held = (int(found[field]) for field in ("readyReplicas", "running", "held"))

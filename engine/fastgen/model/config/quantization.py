@@ -70,7 +70,7 @@ class GPTQ:
 
 @dataclass(frozen=True, slots=True)
 class MXFP4:
-    """Experts in float4 e2m1 with a power of 2 as the scale of each 32 columns."""
+    """Experts in float4 (e2m1), with one power of two as the scale of every 32 columns."""
 
 
 Format = Float8 | Integers | AWQ | GPTQ | MXFP4
@@ -86,7 +86,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The formats of a checkpoint's quantised matrices.
+    """Which matrices of a checkpoint are quantised, and in which format.
 
     Attributes:
         groups: the first one with the module's name applies.

@@ -18,7 +18,7 @@ from fastgen.kv_cache.tensors import KVCache, RecurrentStates
 from fastgen.model.config.architecture import DeltaRule, ModelArchitecture
 from fastgen.model.forward_input import ChunkSpan, ForwardInput
 
-# Tokens that are computed together. Work within a piece grows with its square.
+# Tokens that are computed together. The work within a piece is quadratic in its length.
 PIECE = 64
 _EPSILON = 1e-6  # of the norm of queries and keys, as in the published implementation
 

@@ -63,6 +63,11 @@ class Answer:
     next: str = ""
 
 
+def demand_path(after: str) -> str:
+    """Return the path, without its first slash, of the page that follows a deployment."""
+    return f"demand?after={quote(after)}"
+
+
 def parse_answer(body: bytes, time: float) -> Answer:
     """Return a page of the answer of a pod. Raises UnusableError if any part of it is not as agreed."""
     try:
@@ -206,8 +211,7 @@ class Gateways:
         page = parse_answer(await self.scraper.read(address, self.port, "demand", LIMIT_BYTES), now)
         started, deployments = page.started_seconds, {**page.deployments}
         while page.next and len(deployments) < MOST_DEPLOYMENTS:
-            path = f"demand?after={quote(page.next)}"
-            page = parse_answer(await self.scraper.read(address, self.port, path, LIMIT_BYTES), now)
+            page = parse_answer(await self.scraper.read(address, self.port, demand_path(page.next), LIMIT_BYTES), now)
             if page.deployments.keys() <= deployments.keys():
                 raise UnusableError("NotDemand", f"the page behind {page.next[:200]} has nothing new")
             # The pod may have been restarted since the first page.

@@ -51,7 +51,7 @@ class Containers:
                 with contextlib.suppress(CommandError, subprocess.TimeoutExpired):
                     self._ctr(command)
 
-    def _ctr(self, args: Sequence[str], timeout: float = 30.0) -> str:
+    def _ctr(self, args: Sequence[str], timeout: float = 180.0) -> str:
         return run(["ctr", f"--address={self.socket}", "--namespace=k8s.io", *args], timeout=timeout)
 
 

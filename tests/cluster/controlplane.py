@@ -110,7 +110,7 @@ class ControlPlane:
             conditions = status.get("conditions") or ()
             return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
 
-        wait_for(f"the CRDs {', '.join(names)}", lambda: all(map(is_served, names)), seconds=60)
+        wait_for(f"the CRDs {', '.join(names)}", lambda: all(map(is_served, names)), seconds=180)
 
     def kubeconfig_for(self, name: str, user: str, groups: Sequence[str] = ()) -> Path:
         """Return a kubeconfig in the folder with a client certificate of the user. Its rights come from RBAC."""
@@ -155,7 +155,7 @@ def wait_until_healthy(processes: Processes, name: str, port: int, path: str) ->
         processes.check()
         return answers(f"https://127.0.0.1:{port}{path}")
 
-    wait_for(f"{name} answers {path} (its log: {processes.log(name)})", healthy, seconds=60)
+    wait_for(f"{name} answers {path} (its log: {processes.log(name)})", healthy, seconds=180)
 
 
 def stop_all(processes: Processes) -> None:
@@ -170,7 +170,7 @@ def answers(url: str) -> bool:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, context=context, timeout=5) as answer:
+        with urllib.request.urlopen(url, context=context, timeout=30) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -99,7 +99,7 @@ def install(bed: Bed, release: str = RELEASE, *flags: str) -> None:
     """Install or upgrade the chart with the bed's images, and wait for the operator. `flags` are helm's."""
     images = [f"--set=operator.image={bed.operator_image}", f"--set=engine.image={bed.engine_image}"]
     where = ["--namespace", SYSTEM, "--create-namespace"]
-    bed.helm("upgrade", "--install", release, str(CHART), *where, *images, "--wait", "--timeout=180s", *flags)
+    bed.helm("upgrade", "--install", release, str(CHART), *where, *images, "--wait", "--timeout=600s", *flags)
 
 
 def gateway_flags(bed: Bed, say: Say) -> list[str]:
@@ -137,7 +137,7 @@ def resources(bed: Bed) -> list[str]:
 
 def uninstall_release(bed: Bed, release: str = RELEASE) -> None:
     """Uninstall a release, which keeps the CRD and all resources."""
-    bed.helm("uninstall", release, "--namespace", SYSTEM, "--wait", "--timeout=180s")
+    bed.helm("uninstall", release, "--namespace", SYSTEM, "--wait", "--timeout=600s")
     free_lease(bed)
 
 

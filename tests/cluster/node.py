@@ -188,7 +188,7 @@ class Node:
 
     def _start_containers(self) -> None:
         self.processes.start("containerd", ["containerd", f"--config={self.folder}/containerd.toml"])
-        wait_for("containerd answers", self.containers.answers, seconds=30)
+        wait_for("containerd answers", self.containers.answers, seconds=180)
         for name, program in ((nodefiles.PAUSE_IMAGE, "pause"), (dns.IMAGE, "coredns")):
             if name not in self.containers.images():
                 target = f"/{program}"
@@ -213,11 +213,13 @@ class Node:
         start("kubelet", kubelet)
         start("kube-proxy", [self.programs / "kube-proxy", f"--config={folder}/proxy.yaml"])
         self.kubectl("apply", "-f", "-", stdin=dns.manifests(self.families[0].dns))
-        wait_for(f"the node is Ready (see {self.processes.log('kubelet')})", self._node_is_ready, seconds=60, every=0.1)
+        wait_for(
+            f"the node is Ready (see {self.processes.log('kubelet')})", self._node_is_ready, seconds=180, every=0.1
+        )
         say("node ready")
         gpus = json.dumps({"status": {"capacity": {"nvidia.com/gpu": str(GPUS)}}})
         self.kubectl("patch", "node", self.name, "--subresource=status", "--type=merge", f"--patch={gpus}")
-        self.kubectl("-n", dns.SPACE, "rollout", "status", f"deployment/{dns.NAME}", "--timeout=90s")
+        self.kubectl("-n", dns.SPACE, "rollout", "status", f"deployment/{dns.NAME}", "--timeout=600s")
         say("cluster DNS ready")
 
     def _node_is_ready(self) -> bool:

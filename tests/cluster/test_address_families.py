@@ -22,7 +22,6 @@ from support.waiting import eventually
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root"),
     pytest.mark.skipif(
         state_folder().exists(), reason="a node already runs on this machine and uses the ports; run `make down` first"

@@ -22,7 +22,6 @@ from cluster.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="a node needs root"),
     pytest.mark.skipif(
         state_folder().exists(), reason="a node already runs on this machine and uses the ports; run `make down` first"

@@ -12,7 +12,7 @@ from support.deployments import ServedNamespace, chat, manifest
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 AUTHOR = "alice"
 HARMLESS: Object = {

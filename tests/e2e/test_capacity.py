@@ -9,7 +9,7 @@ from support.deployments import ServedNamespace, manifest
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 NO_CUDA = "or use --device cpu"  # end of the engine's error without a GPU
 

@@ -12,7 +12,7 @@ from support.deployments import ServedNamespace, chat, manifest
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.image, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.image]
 
 CHECKS = Path(__file__).with_name("gpu_path_in_image.py")
 

@@ -27,7 +27,7 @@ INSTALL = REPOSITORY / "install.yaml"
 
 
 def test_helm_test_applies_a_resource_and_reads_it_back(bed: Bed) -> None:
-    output = bed.helm("test", RELEASE, "--namespace", SYSTEM, "--timeout=120s")
+    output = bed.helm("test", RELEASE, "--namespace", SYSTEM, "--timeout=600s")
     assert "Succeeded" in output
     assert bed.kubectl("get", "fgd", "--namespace", SYSTEM, "--output=name") == ""
 
@@ -49,7 +49,7 @@ def installed_without_helm(bed: Bed) -> Iterator[None]:
     bed.kubectl("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=text)
     try:
         bed.kubectl(
-            *("--namespace", SYSTEM, "rollout", "status", f"deployment/{RELEASE}-operator", "--timeout=120s"),
+            *("--namespace", SYSTEM, "rollout", "status", f"deployment/{RELEASE}-operator", "--timeout=600s"),
         )
         yield
     finally:
@@ -108,7 +108,7 @@ def test_the_demo_runs_on_the_cluster_of_a_kubeconfig_and_keeps_what_others_depl
     assert "port-forward" in up
     assert "Page: http://127.0.0.1:8000/ui\nAsk something there, and switch Long prompts on" in up
     with service_url(bed, SPACE, NAME) as url:
-        assert httpx.get(f"{url}/ui").headers["Content-Type"].startswith("text/html")
+        assert httpx.get(f"{url}/ui", timeout=60).headers["Content-Type"].startswith("text/html")
     down = demo("down")
     assert f"{namespace.name}/chat" in down
     assert resources(bed) == [f"{namespace.name}/chat"]

@@ -19,7 +19,7 @@ from support.hub import TOKEN, Hub, serving
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE = f"hf://tests/gated/{FILE}"

@@ -18,7 +18,7 @@ from support.deployments import ServedNamespace, manifest
 from support.traffic import Traffic, traffic
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster]
 
 # Duration of a long stream. It takes longer while starting engines use the CPU.
 LONG_SECONDS = 16
@@ -81,13 +81,13 @@ def wait_settled(namespace: ServedNamespace, count: int, without: set[str]) -> i
 
 def restart_operator(bed: Bed) -> None:
     bed.kubectl("--namespace", SYSTEM, "rollout", "restart", f"deployment/{RELEASE}-operator")
-    bed.kubectl("--namespace", SYSTEM, "rollout", "status", f"deployment/{RELEASE}-operator", "--timeout=120s")
+    bed.kubectl("--namespace", SYSTEM, "rollout", "status", f"deployment/{RELEASE}-operator", "--timeout=600s")
 
 
 def upgrade_operator(bed: Bed) -> None:
     """Change the operator's flags, which replaces its pod as an upgrade of the release does."""
     values = ["--reuse-values", "--set", "operator.resyncSeconds=7", "--set", "operator.logFormat=text"]
-    bed.helm("upgrade", RELEASE, str(CHART), "--namespace", SYSTEM, *values, "--wait", "--timeout=120s")
+    bed.helm("upgrade", RELEASE, str(CHART), "--namespace", SYSTEM, *values, "--wait", "--timeout=600s")
 
 
 def nothing_lost(short: Traffic, long: Traffic, during: str) -> None:

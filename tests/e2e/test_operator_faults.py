@@ -22,7 +22,7 @@ from support.deployments import ServedNamespace, chat, manifest
 from support.namespace import Object
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster]
 
 OPERATOR = f"deployment/{RELEASE}-operator"
 # Answers a scrape with one metric of 10,000 labels, within the most bytes of a response.
@@ -58,7 +58,7 @@ def operators(bed: Bed) -> list[Object]:
 def restart(bed: Bed) -> None:
     """Replace the operator's pods, and wait until the new ones are ready."""
     bed.kubectl("-n", SYSTEM, "rollout", "restart", OPERATOR)
-    bed.kubectl("-n", SYSTEM, "rollout", "status", OPERATOR, "--timeout=180s")
+    bed.kubectl("-n", SYSTEM, "rollout", "status", OPERATOR, "--timeout=600s")
 
 
 def restarts(bed: Bed) -> int:

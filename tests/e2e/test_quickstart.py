@@ -18,7 +18,7 @@ from e2e.conftest import ON_THE_NODE
 from support.deployments import MODEL, ServedNamespace
 from support.pages import blocks
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster]
 
 PAGE = "docs/quickstart.md"
 HEADINGS = ("## On your cluster", "## Without Kubernetes")
@@ -55,7 +55,7 @@ def bash(script: str, folder: Path, environment: dict[str, str]) -> str:
         start_new_session=True,
     )
     try:
-        status = process.wait(600)
+        status = process.wait(1500)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -10,7 +10,7 @@ from fastgen_operator.plugin import main as plugin
 from support.deployments import ServedNamespace, chat, manifest, metric
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 
 def test_a_new_resource_becomes_ready_and_serves_through_its_service(served: ServedNamespace) -> None:

@@ -21,7 +21,7 @@ from support.deployments import ServedNamespace, manifest
 from support.traffic import traffic
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster]
 
 ROLLOUT = {"maxSurge": 1, "maxUnavailable": 0}
 RESOURCES = {"requests": {"cpu": "100m"}, "limits": {"memory": "2Gi", "cpu": "600m"}}
@@ -77,7 +77,7 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
         tree = extract(tmp_path)
     except NotInHistoryError as error:
         pytest.skip(str(error))
-    where = ("--namespace", SYSTEM, "--wait", "--timeout=180s")
+    where = ("--namespace", SYSTEM, "--wait", "--timeout=600s")
     operators = bed.build_image("operator", tree=tree), bed.operator_image
     engines = (bed.rename_engine("previous") if bed.kind == "native" else bed.engine_image), bed.engine_image
     previous, present = (
@@ -91,7 +91,7 @@ def test_no_request_is_lost_by_an_upgrade_from_the_previous_release_and_back(
         owner = ("--take-ownership", "--force-conflicts")
         bed.helm("install", RELEASE, str(tree.root / CHART_PATH), *where, *owner, *previous)
         wait_for_schema(bed, crds[0])
-        namespace.apply(manifest("chat", rollout=ROLLOUT, drainSeconds=60, resources=RESOURCES))
+        namespace.apply(manifest("chat", rollout=ROLLOUT, drainSeconds=300, resources=RESOURCES))
         first = wait_for_image(namespace, engines[0])
         with (
             traffic(namespace, bed.engine_image, "chat", "smollm2", clients=2, seconds=0) as short,

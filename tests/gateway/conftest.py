@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.gateway_pod import GatewayPod, wait_until
+from gateway.gateway_pod import GatewayPod
 from gateway.stand_ins import ApiServerStandIn, LoopThread, ReplicaStandIn
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from fastgen_gateway.bootstrap import (
     with_tls,
 )
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 ENVOY = Path(envoy.__path__[0]) / "_bin" / "envoy"
 _START_SECONDS = 60.0
@@ -241,14 +241,6 @@ def wait_for_ready(pod: GatewayPod, name: str, number: int) -> None:
     """Wait until the picker knows so many ready replicas."""
     line = f'fastgen_gateway_ready_replicas{{name="{name}",namespace="default"}} {float(number)}'
     wait_until(lambda: line in pod.metrics(), line)
-
-
-def wait_until(condition: Any, what: str, seconds: float = 20.0) -> None:
-    """Poll until `condition()` is true; fail the test after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def _resident(pid: int) -> int:

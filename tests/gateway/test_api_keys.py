@@ -12,10 +12,11 @@ import pytest
 
 from fastgen_gateway.ext_proc import access_log
 from fastgen_gateway.routing.client import Client, ClientTable
-from gateway.gateway_pod import GatewayPod, client_options, expose, wait_until
+from gateway.gateway_pod import GatewayPod, client_options, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.files import replace_text
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose, wait_until
+from gateway.gateway_pod import GatewayPod, expose
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 _DEEP = 100_000

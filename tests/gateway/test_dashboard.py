@@ -11,10 +11,11 @@ import pytest
 
 from dashboards.files import rendered
 from dashboards.queries import fill, panel_queries, variable_queries
-from gateway.gateway_pod import GatewayPod, client_options, expose, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, client_options, expose, wait_for_ready
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from harness.prometheus import Prometheus, Target, prometheus
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 DASHBOARD = json.loads(rendered()["fastgen-gateway.json"])

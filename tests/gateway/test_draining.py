@@ -7,9 +7,10 @@ from pathlib import Path
 
 import httpx
 
-from gateway.gateway_pod import GatewayPod, expose, wait_until
+from gateway.gateway_pod import GatewayPod, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 
 def test_a_pod_that_drains_finishes_what_runs(

@@ -11,8 +11,9 @@ import pytest
 from openai import OpenAI
 
 from engine.server.serving import REAL, Serving, serving
-from gateway.gateway_pod import GatewayPod, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn
+from support.waiting import wait_until
 
 
 def expose(api: ApiServerStandIn, pod: GatewayPod, *engines: Serving) -> None:

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, expose, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 _POST = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\n"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.gateway_pod import GatewayPod, expose, wait_until
+from gateway.gateway_pod import GatewayPod, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 

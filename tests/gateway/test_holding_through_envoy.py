@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, expose, wait_for_ready
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 _OPEN = 'envoy_http_downstream_rq_active{envoy_http_conn_manager_prefix="front"}'

@@ -9,8 +9,9 @@ import pytest
 from openai import AuthenticationError, OpenAI, RateLimitError
 
 from engine.server.serving import Serving, serving
-from gateway.gateway_pod import GatewayPod, client_options, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, client_options, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn
+from support.waiting import wait_until
 
 LONG = "words of a prompt that is long enough for several blocks of the cache " * 30
 

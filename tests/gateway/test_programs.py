@@ -16,8 +16,9 @@ from cluster.controlplane import free_ports
 from fastgen_gateway.bootstrap import BOOTSTRAP, Ports, bootstrap
 from fastgen_gateway.ext_proc import server
 from fastgen_gateway.settings import parse_settings
-from gateway.gateway_pod import ENVOY, GatewayPod, expose, wait_until
+from gateway.gateway_pod import ENVOY, GatewayPod, expose
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 

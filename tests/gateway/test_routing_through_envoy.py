@@ -7,8 +7,9 @@ import json
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose, wait_for_ready, wait_until
+from gateway.gateway_pod import GatewayPod, expose, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 

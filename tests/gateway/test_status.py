@@ -11,9 +11,10 @@ from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plugin.cluster import PluginError
 from fastgen_operator.plugin.gateway_view import GatewayView, gateway_views, summary
 from fastgen_operator.runtime.discovery import GATEWAY_SELECTOR
-from gateway.gateway_pod import GatewayPod, expose, wait_until
+from gateway.gateway_pod import GatewayPod, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 KEY = ("default", "m")

@@ -25,8 +25,9 @@ from fastgen_gateway.bootstrap import (
     with_tls,
 )
 from gateway.certificates import MountedSecret
-from gateway.gateway_pod import ENVOY, GatewayPod, expose, wait_until, with_certificate
+from gateway.gateway_pod import ENVOY, GatewayPod, expose, with_certificate
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
+from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 

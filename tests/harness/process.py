@@ -30,7 +30,7 @@ SCRAPE_SECONDS = 0.5
 @cache
 def client() -> httpx.Client:
     """Return an HTTP client for all tests: each new one reads the system's certificates, which takes 30 ms."""
-    return httpx.Client(timeout=5, limits=httpx.Limits(max_keepalive_connections=0))
+    return httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @dataclass
@@ -56,7 +56,11 @@ class OperatorProcess:
     def start(self) -> None:
         """Start the process and wait until it is ready."""
         self.launch()
-        eventually(self.is_ready, within=30, what=f"a ready operator (log: {self.log})", every=0.1)
+        try:
+            eventually(self.is_ready, within=30, what="a ready operator", every=0.1)
+        except TimeoutError as error:
+            error.add_note(self.log.read_text()[-20_000:])
+            raise
 
     def launch(self) -> None:
         """Start the process."""

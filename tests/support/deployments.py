@@ -52,7 +52,7 @@ def chat(url: str, question: str = "What is the capital of Germany?") -> str:
 
 def metric(url: str, name: str) -> float:
     """Return the first sample whose name starts with `name`; raise KeyError if there is none."""
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
+    for line in httpx.get(f"{url}/metrics", timeout=60).text.splitlines():
         if line.startswith(name):
             return float(line.rsplit(" ", 1)[1])
     raise KeyError(name)

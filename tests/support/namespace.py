@@ -55,7 +55,7 @@ ClusterT = TypeVar("ClusterT", bound=Cluster)
 
 @dataclass
 class Namespace(Generic[ClusterT]):
-    """One namespace. Waits for a condition take at most `patience` seconds and poll `every` seconds.
+    """One namespace. Waits for a condition take at most `PATIENCE * patience` seconds and poll `every` seconds.
 
     Reads and patches are single requests, because tests poll and a kubectl process takes 0.1 s of processor time.
     Kinds have the names that kubectl accepts.
@@ -72,7 +72,7 @@ class Namespace(Generic[ClusterT]):
         """The API server as the user of the cluster's kubeconfig."""
         configuration = Configuration()
         load_kube_config(str(self.cluster.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
-        return ApiServer(ApiClient(configuration), Metrics(), 30)
+        return ApiServer(ApiClient(configuration), Metrics(), 60)
 
     def create(self) -> None:
         """Create the namespace. It admits only pods of the restricted Pod Security standard."""

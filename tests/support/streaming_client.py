@@ -55,14 +55,14 @@ def stream(connection: http.client.HTTPConnection, model: str, tokens: int) -> s
 
 
 def wait_for_service(host: str, port: int) -> None:
-    """Wait until the Service leads to a ready server, at most 30 seconds.
+    """Wait until the Service leads to a ready server, at most 300 seconds.
 
     kube-proxy adds a new endpoint a second or more after its pod is ready if it has just written its rules. Until then
     connections are refused, or go to whoever else answers for the address.
     """
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        connection = http.client.HTTPConnection(host, port, timeout=1)
+        connection = http.client.HTTPConnection(host, port, timeout=10)
         try:
             connection.request("GET", "/health")
             if connection.getresponse().status == 200:
@@ -76,7 +76,7 @@ def wait_for_service(host: str, port: int) -> None:
 
 def client(host: str, port: int, model: str, wanted: float) -> None:
     """Send one request after the other, each of about `wanted` seconds."""
-    connection = http.client.HTTPConnection(host, port, timeout=60)
+    connection = http.client.HTTPConnection(host, port, timeout=600)
     tokens = FEWEST
     while not os.path.exists(STOP):
         started = time.monotonic()

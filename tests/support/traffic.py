@@ -84,7 +84,7 @@ def traffic(
         "spec": {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False},
     }
     namespace.kubectl("create", "--filename", "-", stdin=json.dumps(pod))
-    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{pod_name}", "--timeout=60s")
+    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{pod_name}", "--timeout=600s")
     stream = Traffic(namespace, pod_name)
     stream.wait_for(clients)
     try:

@@ -7,8 +7,7 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.controlplane import free_ports
 from support.demo_weights import demo_model
 from support.forking import Forked, fork_server
+from support.waiting import wait_until
 
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
 _START_SECONDS = 60.0
 # Otherwise every httpx call loads the system's certificates, which takes longer than the request.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
-    """Poll until `condition()` is true; fail the test after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from engine.server.test_queue_limit import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
@@ -27,6 +27,7 @@ from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.link.shared_counts import SharedCounts
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.served_model import ServedModel
+from support.waiting import wait_until
 
 NUM = 2
 SLOW = {"SCRIPT_STEP_SECONDS": "0.01"}

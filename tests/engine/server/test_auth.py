@@ -11,9 +11,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.server.http.auth import KeyRing
 from fastgen.settings import ConfigError
+from support.waiting import wait_until
 
 KEY = "sk-of-the-file-1"
 

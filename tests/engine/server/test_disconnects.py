@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import wait_until
 
 STORM = 500
 GONE_SECONDS = 5.0

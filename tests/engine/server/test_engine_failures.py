@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from engine.server.scripted_engine import FAULT
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import wait_until
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."

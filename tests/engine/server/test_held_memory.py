@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
@@ -19,6 +19,7 @@ from fastgen.server.http.api_error import APIError
 from fastgen.server.http.body_limit import SMALL_BYTES, BodyBudget, BodyLimit
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD, HeldMemory, held_bytes, most_logprob_tokens
+from support.waiting import wait_until
 
 MIB = 1 << 20
 

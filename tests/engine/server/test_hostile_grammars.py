@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from engine.server.scripted_prompts import messages_for
-from engine.server.serving import REAL, Serving, serving, wait_until
+from engine.server.serving import REAL, Serving, serving
+from support.waiting import wait_until
 
 _LEAST = -(1 << 63)
 _BOUNDS = {"type": "object", "properties": {"n": {"type": "integer", "minimum": _LEAST, "maximum": _LEAST}}}

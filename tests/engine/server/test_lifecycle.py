@@ -16,7 +16,8 @@ import httpx
 import openai
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 

@@ -6,12 +6,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.server.serving import Serving, wait_until
+from engine.server.serving import Serving
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.serving.metrics import Metrics
+from support.waiting import wait_until
 
 # The contract with the operator, the dashboards and gateways: type, and labels besides model_name.
 TABLE: dict[str, tuple[str, set[str]]] = {

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
@@ -18,6 +18,7 @@ from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.serving import queue_limit
+from support.waiting import wait_until
 
 PLACES, QUEUE = 2, 3
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}

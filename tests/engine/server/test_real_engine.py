@@ -15,7 +15,8 @@ import pytest
 
 from engine.server.malformed import CHAT, COMPLETIONS, INVALID, JSON, RAW, is_rejected
 from engine.server.openai_types import check_chat, check_completion
-from engine.server.serving import REAL, Serving, serving, wait_until
+from engine.server.serving import REAL, Serving, serving
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.logs import JSONFormatter, TextFormatter, request_id
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from engine.server.test_hostile_grammars import rehearsing
+from support.waiting import wait_until
 
 KEYS = ("sk-one", "sk-two")
 

@@ -11,11 +11,12 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from engine.server.collector import Collector, attributes
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.server.http.request_context import Outcome
 from fastgen.server.http.tracing import Tracer, is_configured
 from fastgen.settings import ConfigError
 from fastgen.text.request_output import Usage
+from support.waiting import wait_until
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -112,7 +112,6 @@ def test_any_sequence_of_marks_and_text_is_read_the_same_way_however_it_is_split
         assert said(text, list(range(1, len(text)))) == whole
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("piece", "contents"),
     [

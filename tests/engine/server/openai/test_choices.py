@@ -10,7 +10,8 @@ import pytest
 
 from engine.server.scripted_engine import scripted_logprobs
 from engine.server.scripted_prompts import messages_for, prompt_for
-from engine.server.serving import Serving, wait_until
+from engine.server.serving import Serving
+from support.waiting import wait_until
 
 COLOURS = prompt_for("red", "green and blue", "yellow of some kind", "violet", "no colour at all")
 

@@ -12,7 +12,8 @@ import pytest
 
 from engine.server.openai_types import check_chat, check_completion, events
 from engine.server.scripted_prompts import messages_for, prompt_for
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import wait_until
 
 HI = [{"role": "user", "content": "Hi"}]
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engine.server.malformed import COMPLETIONS, INVALID, JSON, RAW, is_rejected
-from engine.server.serving import Serving, wait_until
+from engine.server.serving import Serving
+from support.waiting import wait_until
 
 KINDS = [
     "text/plain", "application/xml", "multipart/form-data", "multipart/form-data; boundary=x", "garbage", "",

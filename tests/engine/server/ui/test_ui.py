@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from engine.server.conftest import scripted as scripted
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.commands import main
+from support.waiting import wait_until
 
 KEY = {"Authorization": "Bearer sk-of-the-page"}
 SECRET = "marmalade"

@@ -17,10 +17,11 @@ from openai.types import CreateEmbeddingResponse
 
 from engine.server.openai.test_special_token_markers import CONFIG
 from engine.server.scripted_engine import HIDDEN_SIZE, scripted_logprobs
-from engine.server.serving import Serving, serving, wait_until
+from engine.server.serving import Serving, serving
 from fastgen.server.openai.pooling.request import PoolingRequest
 from fastgen.text.reranker import ENDING, beginning
 from fastgen.text.tokenizer import Tokenizer
+from support.waiting import wait_until
 
 NO, YES = 1000, 2001  # of the vocabulary; logprobs of odd and even tokens differ
 

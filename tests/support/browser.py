@@ -17,8 +17,10 @@ from typing import Any
 
 import websocket
 
+from support.waiting import PATIENCE
+
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-_START_SECONDS = 60.0
+_START_SECONDS = 60.0 * PATIENCE
 # What keys need that do more than send an event to the page.
 _KEYS: dict[str, dict[str, Any]] = {
     "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
@@ -86,12 +88,14 @@ class Page:
 
     def wait(self, expression: str, seconds: float = 30.0) -> None:
         """Poll until an expression is true. It may fail until then: elements are missing while a page loads."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE * seconds
         while not self._evaluated(expression).get("result", {}).get("value"):
             if time.monotonic() >= deadline:
                 shown = self.evaluate("document.body.innerText")
                 found = self._evaluated(expression)
-                raise AssertionError(f"not within {seconds} s: {expression}: {found}\n{shown}\n{self.problems}")
+                raise AssertionError(
+                    f"not within {PATIENCE * seconds} s: {expression}: {found}\n{shown}\n{self.problems}"
+                )
             time.sleep(0.02)
 
     def type(self, selector: str, text: str) -> None:
@@ -154,7 +158,7 @@ def _connected(process: subprocess.Popen[bytes], folder: Path) -> Iterator[webso
     port = int(port_file.read_text().split()[0])
     targets = httpx.get(f"http://127.0.0.1:{port}/json", verify=False).json()
     address = next(target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page")
-    connection = websocket.create_connection(address, timeout=60)
+    connection = websocket.create_connection(address, timeout=60 * PATIENCE)
     try:
         yield connection
     finally:

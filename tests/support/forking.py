@@ -101,7 +101,7 @@ class ForkServer:
     def close(self) -> None:
         """End the process that forks, and those that it has started."""
         with suppress(BrokenPipeError):
-            self._process.communicate(timeout=10)
+            self._process.communicate(timeout=60)
 
     def _ask(self, order: object) -> int:
         with self._lock:
@@ -112,7 +112,7 @@ class ForkServer:
                 self._process.stdin.flush()
             answer = self._process.stdout.readline()
             if not answer:
-                raise RuntimeError(f"the process that forks {self._module} ended with {self._process.wait(10)}")
+                raise RuntimeError(f"the process that forks {self._module} ended with {self._process.wait(60)}")
             return int(answer)
 
 

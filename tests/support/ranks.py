@@ -15,9 +15,9 @@ from fastgen.runner.ranks.loading import load_follower, load_leader
 from fastgen.runner.ranks.ring import Ring, RingFiles
 from fastgen.runner.ranks.runners import FollowingRunner, RankedRunner
 from fastgen.settings import EngineConfig
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
-_END_SECONDS = 30.0
+_END_SECONDS = 60.0 * PATIENCE
 
 
 class Unwatched:

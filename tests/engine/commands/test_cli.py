@@ -18,12 +18,14 @@ from fastgen import __version__
 from fastgen.commands import main
 from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 from support.demo_weights import demo_model
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 
 def run(*arguments: str) -> tuple[int, str]:
     """Run the command in a separate process; return the exit code and standard error."""
-    done = subprocess.run([sys.executable, "-m", "fastgen", *arguments], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-m", "fastgen", *arguments], capture_output=True, text=True, timeout=240 * PATIENCE
+    )
     return done.returncode, done.stderr
 
 
@@ -255,4 +257,4 @@ def test_sigterm_ends_process_1_of_a_container_while_it_imports_its_modules() ->
 
         process = eventually(handler, within=20, what="a handler of SIGTERM", every=0.01)
         os.kill(process, signal.SIGTERM)
-        assert outer.wait(30) == 128 + signal.SIGTERM
+        assert outer.wait(60 * PATIENCE) == 128 + signal.SIGTERM

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastgen.kernels.cpu import build, environment
+from support.waiting import PATIENCE
 
 PROBE = """
 import json, os, sys
@@ -79,7 +80,12 @@ print(resident() - settled)
 def run(program: str, **settings: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "OMP", "GOMP", "XDG"))}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=kept | settings, capture_output=True, text=True, check=True, timeout=200
+        [sys.executable, "-c", program],
+        env=kept | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200 * PATIENCE,
     )
     return done.stdout
 
@@ -204,7 +210,7 @@ def test_prebuilt_kernels_are_copied_and_used(tmp_path: Path, monkeypatch: pytes
     prebuilt, cache, code = tmp_path / "prebuilt", tmp_path / "cache", tmp_path / "code"
     modules = ["matmul.float32"]  # all that KERNEL needs; the others take a minute
     command = [sys.executable, "-m", "fastgen.kernels.cpu.build", str(prebuilt), *modules]
-    subprocess.run(command, check=True, timeout=250, capture_output=True)
+    subprocess.run(command, check=True, timeout=250 * PATIENCE, capture_output=True)
     assert build.is_built(prebuilt, modules)
     assert not build.is_built(prebuilt), "modules that were not compiled count as built"
     assert not build.is_built(cache, modules)

@@ -20,6 +20,7 @@ from fastgen.kv_cache import prefault
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.llm.llm import LLM
 from support.demo_weights import demo_model
+from support.waiting import PATIENCE
 
 LAYERS, BLOCKS = 3, 512
 BLOCK_BYTES = 1 << 16
@@ -164,5 +165,5 @@ cache = torch.empty(1, 1 << 20, 2 << 10)
 prefaulter = prefault.Prefaulter([cache], 1 << 60)
 prefaulter.ensure_ahead_of(0)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120 * PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")

@@ -22,6 +22,7 @@ from fastgen.link.messages import Add, TokenOutput
 from fastgen.link.shared_counts import Counts
 from fastgen.settings import EngineConfig
 from support.demo_weights import demo_model
+from support.waiting import PATIENCE
 
 SCRIPTED = Path(__file__).parents[1] / "server" / "scripted_engine.py"
 
@@ -42,7 +43,7 @@ class Collected:
         self.ended.set()
 
     async def end(self) -> FinishReason | None:
-        await asyncio.wait_for(self.ended.wait(), 20)
+        await asyncio.wait_for(self.ended.wait(), 60 * PATIENCE)
         return self.outputs[-1].finish_reason if self.outputs else None
 
 
@@ -55,7 +56,7 @@ async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineClient]
         EngineConfig(model=str(demo_model()), token_budget=16, max_sequences=4),
         lambda _stage, _fraction: None,
         on_report=lambda _report: None,
-        step_timeout=60,
+        step_timeout=600,
         counts=Counts.of_only_process(),
     )
     try:
@@ -107,7 +108,7 @@ async def test_other_messages_that_the_engine_cannot_read_are_ignored(monkeypatc
         client.start_request(request("other"), other)
         assert await other.end() is FinishReason.LENGTH
         client._send({"type": "watch", "on": 3})  # type: ignore[arg-type]
-        async with asyncio.timeout(20):  # otherwise the engine would seem to hang
+        async with asyncio.timeout(60 * PATIENCE):  # otherwise the engine would seem to hang
             while client._owes_report:
                 await asyncio.sleep(0.01)
         assert client.alive

@@ -17,6 +17,7 @@ from fastgen.mii import server
 from fastgen.mii.client import Client
 from fastgen.mii.deployments import DeploymentError, find
 from support.demo_weights import demo_model
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def smol(runtime: Path) -> Iterator[Client]:
     """A client of a deployment that another program started before it exited."""
     del runtime
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(demo_model())], capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", PROGRAM, str(demo_model())], capture_output=True, text=True, timeout=240 * PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "no bar where there is no terminal"

@@ -48,6 +48,7 @@ from support.damage import (
 from support.quantized_models import FORMATS, model_of, save_quantized
 from support.small_model import save_small_model
 from support.tiny_models import SIZES, TINY
+from support.waiting import PATIENCE
 
 # The folder of an example is emptied by the example itself.
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -685,7 +686,7 @@ def test_a_damaged_file_ends_a_command_with_one_line_and_exit_code_2(tmp_path: P
         [sys.executable, "-m", "fastgen", command, str(folder), *prompts, "--device", "cpu"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * PATIENCE,
         check=False,
     )
     assert done.returncode == 2, done.stderr

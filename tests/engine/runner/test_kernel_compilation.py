@@ -25,6 +25,7 @@ from fastgen.settings import EngineConfig
 from support.kernel_keys import KernelKeys, key_of
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import saved
+from support.waiting import PATIENCE
 
 CPU = torch.device("cpu")
 # Of float16 the interpreter computes what a GPU does; of bfloat16 it needs other constants.
@@ -132,11 +133,11 @@ def test_the_weights_are_read_meanwhile() -> None:
 
     def launches() -> list[KernelLaunch]:
         begun.set()
-        assert read.wait(10)
+        assert read.wait(60 * PATIENCE)
         return []
 
     compilation, progress = KernelCompilation(launches), Mock()
-    assert begun.wait(10)
+    assert begun.wait(60 * PATIENCE)
     threading.Timer(0.3, read.set).start()
     compilation.wait(progress)
     began, *_, ended = [call.args for call in progress.mock_calls]

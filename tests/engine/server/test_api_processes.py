@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from engine.server.test_queue_limit import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
@@ -83,7 +83,9 @@ def connected(server: Serving, connections: ExitStack, num: int) -> tuple[list[s
     pids = [server.process.pid, children(server)["api"]]
     opened: tuple[list[socket.socket], list[socket.socket]] = ([], [])
     while any(len(own) < num for own in opened):
-        connection = connections.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        connection = connections.enter_context(
+            socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+        )
         own = opened[pids.index(process_of(server, connection, pids))]
         if len(own) < num:
             own.append(connection)

@@ -10,7 +10,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 
 
@@ -24,7 +24,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def exchange(server: Serving, *pieces: bytes) -> tuple[int, dict[str, str]]:
     """Send raw bytes; return the status and error of the response, after which the server closes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS) as connection:
         for piece in pieces:
             try:
                 connection.sendall(piece)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine.server.scripted_engine import FAULT
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from support.waiting import wait_until
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
@@ -35,7 +35,7 @@ class Posting(threading.Thread):
         self._response = self._server.post("/v1/completions", self._body)
 
     def response(self) -> httpx.Response:
-        self.join(20)
+        self.join(LONG_SECONDS)
         return self._response
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def begin(server: Serving, num_bytes: int, *headers: str) -> socket.socket:
     """Send a request without the last byte of its body."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
     fields = ["Host: t", "Content-Type: application/json", f"Content-Length: {num_bytes + 1}", *headers]
     connection.sendall("\r\n".join(["POST /v1/completions HTTP/1.1", *fields, "", ""]).encode())
     connection.sendall(b'{"prompt":"' + b"a" * (num_bytes - 11))

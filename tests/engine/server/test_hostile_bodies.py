@@ -16,7 +16,7 @@ import pytest
 
 from engine.server.hostile import BODIES, Body
 from engine.server.loop_probe import longest_hold
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from fastgen.link.watchdog import seconds_waited
 
 # Seconds of one turn of the event loop. Before decision 042, some of these bodies took three.
@@ -72,7 +72,7 @@ class Watcher:
     def __enter__(self) -> Watcher:
         for thread in self._threads:
             thread.start()
-        assert self._has_token.wait(20)
+        assert self._has_token.wait(LONG_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,14 +83,14 @@ class Watcher:
     def seen(self) -> Delays:
         """Return the longest delays since the last call, after another token."""
         self._has_token.clear()
-        assert self._has_token.wait(20)
+        assert self._has_token.wait(LONG_SECONDS)
         seen, self._seen = self._seen, Delays()
         return seen
 
     def _stream(self) -> None:
         body = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True, "priority": -1}
         while not self._ends:
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=LONG_SECONDS)
             connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             response.read1()
@@ -104,7 +104,7 @@ class Watcher:
     def _probe(self) -> None:
         while not self._ends:
             began = self._clock.now()
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=LONG_SECONDS)
             connection.request("GET", "/health")
             assert connection.getresponse().status == 200
             self._seen.probe = max(self._seen.probe, self._clock.now() - began)
@@ -155,7 +155,7 @@ def post_together(server: Serving, path: str, content: bytes) -> None:
 
     def post() -> None:
         for _ in range(TIMES):
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG_SECONDS)
             connection.request("POST", path, content, {"Content-Type": "application/json"})
             statuses.append(connection.getresponse().status)
             connection.close()

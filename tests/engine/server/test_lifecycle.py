@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # together over ten seconds
@@ -57,11 +57,11 @@ class Streaming(threading.Thread):
         self.began = threading.Event()
         self._server, self._body = server, body
         self.start()
-        assert self.began.wait(20), "the stream did not begin"
+        assert self.began.wait(LONG_SECONDS), "the stream did not begin"
 
     def run(self) -> None:
         url = f"{self._server.url}/v1/completions"
-        with httpx.stream("POST", url, json={**self._body, "stream": True}, timeout=60) as response:
+        with httpx.stream("POST", url, json={**self._body, "stream": True}, timeout=LONG_SECONDS) as response:
             for line in response.iter_lines():
                 if line:
                     self.events.append(line.removeprefix("data: "))
@@ -69,7 +69,7 @@ class Streaming(threading.Thread):
 
     def finish_reasons(self) -> list[str | None]:
         """Wait for the end of the stream and return the finish reason of each chunk."""
-        self.join(30)
+        self.join(LONG_SECONDS)
         assert not self.is_alive(), "the stream did not end"
         return [json.loads(event)["choices"][0]["finish_reason"] for event in self.events if event != "[DONE]"]
 
@@ -110,7 +110,7 @@ def test_a_failed_engine_start_ends_the_server_with_one_log_line(
     tmp_path: Path, script: str, exit_code: int, last_line: str
 ) -> None:
     with serving(tmp_path, environment={"SCRIPT": script}) as server:
-        assert server.wait_exit(60) == exit_code
+        assert server.wait_exit() == exit_code
         assert server.log.splitlines()[-1] == last_line
         assert "Traceback" not in server.log
 
@@ -133,8 +133,8 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
         with pytest.raises(openai.APIError, match="the engine died during this request"):
             list(openais)
         assert server.wait_exit() == 1
-        stream.join(10)
-        waiting.join(10)
+        stream.join(LONG_SECONDS)
+        waiting.join(LONG_SECONDS)
         assert json.loads(stream.events[-2])["error"]["code"] == "engine_dead"
         assert stream.events[-1] == "[DONE]"
         assert (full[0].status_code, full[0].json()["error"]["type"]) == (500, "server_error")
@@ -168,7 +168,7 @@ def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None
     with serving(tmp_path, environment={"SCRIPT_STEP_SECONDS": "1"}) as server:
         server.wait_status("/ready", 200)
         body = {"prompt": "go on", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as stream:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LONG_SECONDS) as stream:
             lines = stream.iter_lines()  # httpx closes the connection when it is collected
             assert next(lines).startswith("data:")
             assert server.metric("fastgen_num_requests_running") == 1
@@ -214,7 +214,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
 
 def test_a_drain_serves_the_next_request_of_each_kept_connection_and_then_closes_it(tmp_path: Path) -> None:
     brief = {"prompt": "go on", "max_tokens": 2}
-    with serving(tmp_path, environment=SLOW) as server, httpx.Client(base_url=server.url, timeout=20) as kept:
+    with serving(tmp_path, environment=SLOW) as server, httpx.Client(base_url=server.url, timeout=LONG_SECONDS) as kept:
         server.wait_status("/ready", 200)
         assert "connection" not in kept.post("/v1/completions", json=brief).headers
         stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
@@ -234,7 +234,7 @@ def test_a_drain_closes_idle_connections_after_a_moment(tmp_path: Path) -> None:
     with serving(tmp_path, environment=SLOW) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as idle:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS) as idle:
             idle.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
             received = b""
             while not received.endswith(b'{"status":"ok"}'):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from engine.server.serving import LONG_SECONDS
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.connection import BODY_WRITER
 from fastgen.server.http.sse import KEEP_ALIVE, EventTemplate, GeneratedEvents, event
@@ -56,7 +57,7 @@ class Wire:
         return {"type": "http.disconnect"}
 
     async def wait_for(self, body: bytes, count: int = 1) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG_SECONDS):
             while self.bodies.count(body) < count:
                 self._changed.clear()
                 await self._changed.wait()

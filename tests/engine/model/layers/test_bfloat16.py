@@ -23,6 +23,7 @@ from support.demo_weights import demo_model
 from support.driving import load, run_in_chunks
 from support.perplexity import perplexity, text_tokens
 from support.tiny_models import PROMPT_LENGTH, TINY, prompt, saved
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,11 @@ def test_perplexity_is_the_same_where_onednn_has_no_bfloat16(
 ) -> None:
     environment = os.environ | {"PYTHONPATH": ":".join(filter(None, sys.path)), "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run(
-        [sys.executable, "-c", AVX2, str(demo_model())], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", AVX2, str(demo_model())],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "bfloat16 product plain, which is slow: onednn cannot be used here: " in done.stderr

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from engine.server.serving import Serving
+from engine.server.serving import LONG_SECONDS, Serving
 
 HELLO = "Hello, wörld! 👋🏽 It is 12:30."
 
@@ -328,7 +328,10 @@ def test_a_request_beyond_the_model_length_is_rejected_with_the_numbers(scripted
 
 def test_a_body_that_is_not_json_is_rejected(scripted: Serving) -> None:
     response = httpx.post(
-        f"{scripted.url}/v1/completions", content=b'{"prompt": ', headers={"Content-Type": "application/json"}
+        f"{scripted.url}/v1/completions",
+        content=b'{"prompt": ',
+        headers={"Content-Type": "application/json"},
+        timeout=LONG_SECONDS,
     )
     assert response.status_code == 400
     assert "not valid JSON" in error_of(response)["message"]
@@ -359,7 +362,7 @@ def test_an_error_does_not_repeat_a_long_text(scripted: Serving, name: str, valu
     assert len(response.content) < 2500
     assert error_of(response)["param"] == name
     assert ("is not served here" if name == "model" else "name one that is") in error_of(response)["message"]
-    no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}")
+    no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}", timeout=LONG_SECONDS)
     assert no_type.status_code == 400
     assert "application/json" in error_of(no_type)["message"]
 

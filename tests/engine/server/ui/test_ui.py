@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from engine.server.conftest import scripted as scripted
-from engine.server.serving import Serving, serving
+from engine.server.serving import LONG_SECONDS, Serving, serving
 from fastgen.commands import main
 from support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @contextmanager
 def watching(server: Serving) -> Iterator[Iterator[dict[str, Any]]]:
-    with httpx.stream("GET", f"{server.url}/ui/steps", headers=KEY, timeout=20) as response:
+    with httpx.stream("GET", f"{server.url}/ui/steps", headers=KEY, timeout=LONG_SECONDS) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
@@ -120,5 +120,5 @@ def test_a_server_with_a_watcher_stops_at_once(tmp_path: Path) -> None:
         with watching(other) as events:
             next(events)
             other.signal(signal.SIGTERM)
-            assert other.wait_exit(15) == 0
+            assert other.wait_exit() == 0
             assert [event for event in events if event["steps"]] == []

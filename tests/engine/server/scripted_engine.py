@@ -8,6 +8,10 @@ such texts, the request's seed selects one. Logprobs follow from the token id: `
 The environment injects faults: SCRIPT is `refuse` (reject the configuration), `crash` (while loading), `hold` (load
 until the file in SCRIPT_GATE exists) or empty. SCRIPT_STEP_SECONDS is the duration of a step, SCRIPT_BLOCKS the number
 of blocks of the KV cache. SCRIPT_ERROR is the text of the error that steps with the token FAULT raise.
+
+Two files let a test decide when a request ends, instead of how long it takes: while the file in SCRIPT_PAUSE exists, no
+step ends, and once the file in SCRIPT_END exists, every sequence ends with its next token. A step that waits creates a
+file whose name ends with `.waits` after the first one's.
 """
 
 from __future__ import annotations
@@ -60,6 +64,10 @@ class ScriptedRunner:
 
     def launch(self, step: StepInput) -> CompletedTicket:
         threading.Event().wait(self.step_seconds)
+        while exists("SCRIPT_PAUSE"):
+            Path(os.environ["SCRIPT_PAUSE"] + ".waits").touch()
+            threading.Event().wait(0.01)
+        ends = exists("SCRIPT_END")
         for parameters in step.new_rows:
             self.sequences[parameters.row] = replace(parameters, tokens=list(parameters.tokens))
         if any(FAULT in self.sequences[row].tokens for row in step.rows[step.sampled].tolist()):
@@ -67,7 +75,7 @@ class ScriptedRunner:
         tokens, logprobs = [], {}
         for index, row in enumerate(step.rows[step.sampled].tolist()):
             sequence = self.sequences[row]
-            token, num_top = next_token(sequence), sequence.sampling.logprobs
+            token, num_top = END if ends else next_token(sequence), sequence.sampling.logprobs
             sequence.tokens.append(token)
             tokens.append(token)
             if num_top is not None:
@@ -94,6 +102,11 @@ class ScriptedRunner:
 
     def check(self) -> None:
         """There is no other rank."""
+
+
+def exists(variable: str) -> bool:
+    """Return whether the file that an environment variable names exists; False if it names none."""
+    return variable in os.environ and Path(os.environ[variable]).exists()
 
 
 def next_token(sequence: RowParameters) -> int:

@@ -23,8 +23,10 @@ pytestmark = pytest.mark.slow  # together over ten seconds
 
 SLOW = {"SCRIPT_STEP_SECONDS": "0.02"}
 STREAMING_CLIENT = Path(__file__).parents[2] / "support" / "streaming_client.py"
-# Longer than any test waits: the test ends these requests.
+# At least 40 s: the test ends these requests.
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True}
+# As long, unless the test ends it by the file in SCRIPT_END.
+UNTIL_END = {"prompt": "go on", "max_tokens": 2000}
 
 
 def running(server: Serving) -> float:
@@ -43,7 +45,7 @@ def send_raw(server: Serving, body: dict[str, object]) -> socket.socket:
     """Send a completion request and return its socket."""
     content = json.dumps(body).encode()
     fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
     connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
     return connection
 
@@ -116,7 +118,8 @@ def test_a_failed_engine_start_ends_the_server_with_one_log_line(
 
 
 def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
-    with serving(tmp_path, environment=SLOW) as server:
+    gate = tmp_path / "gate"
+    with serving(tmp_path, environment={**SLOW, "SCRIPT_STOP_GATE": str(gate)}) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, ENDLESS)
         full: list[httpx.Response] = []
@@ -132,6 +135,7 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         with pytest.raises(openai.APIError, match="the engine died during this request"):
             list(openais)
+        gate.touch()
         assert server.wait_exit() == 1
         stream.join(LONG_SECONDS)
         waiting.join(LONG_SECONDS)
@@ -164,16 +168,21 @@ def test_a_disconnect_frees_the_sequence(slow: Serving, stream: bool) -> None:
 
 
 def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None:
-    """At most the step running at the disconnect is counted after it; steps take one second here."""
-    with serving(tmp_path, environment={"SCRIPT_STEP_SECONDS": "1"}) as server:
+    """At most the step running at the disconnect is counted after it; that step ends when the test says so."""
+    pause = tmp_path / "pause"
+    with serving(tmp_path, environment={**SLOW, "SCRIPT_PAUSE": str(pause)}) as server:
         server.wait_status("/ready", 200)
-        body = {"prompt": "go on", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {**ENDLESS, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LONG_SECONDS) as stream:
             lines = stream.iter_lines()  # httpx closes the connection when it is collected
             assert next(lines).startswith("data:")
-            assert server.metric("fastgen_num_requests_running") == 1
+            assert running(server) == 1
+            pause.touch()
+            wait_until(lambda: Path(f"{pause}.waits").exists(), "a step to wait")
+        wait_until(lambda: "status=499 finish=none" in server.log, "the disconnect to be seen")
         steps = server.metric("fastgen_step_seconds_count")
-        wait_until(lambda: server.metric("fastgen_num_requests_running") == 0, "the sequence to be freed")
+        pause.unlink()
+        wait_until(lambda: running(server) == 0, "the sequence to be freed")
         assert server.metric("fastgen_step_seconds_count") <= steps + 1
 
 
@@ -195,9 +204,10 @@ def test_a_stop_string_frees_its_sequence(slow: Serving) -> None:
 
 
 def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
-    with serving(tmp_path, environment=SLOW) as server:
+    end = tmp_path / "end"
+    with serving(tmp_path, environment={**SLOW, "SCRIPT_END": str(end)}) as server:
         server.wait_status("/ready", 200)
-        stream = Streaming(server, {**ENDLESS, "max_tokens": 100})
+        stream = Streaming(server, UNTIL_END)
         engine = server.engine_pid()
         server.signal(signal.SIGTERM)
         wait_until(lambda: server.status("/ready") == 503, "/ready 503")
@@ -207,33 +217,39 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (503, "draining")
         assert response.headers["X-FastGen-Draining"] == "1"
         assert int(response.headers["Retry-After"]) > 0
-        assert stream.finish_reasons()[-1] == "length"
+        end.touch()
+        assert stream.finish_reasons()[-1] == "stop"
         assert server.wait_exit() == 0
         assert not is_alive(engine)
 
 
 def test_a_drain_serves_the_next_request_of_each_kept_connection_and_then_closes_it(tmp_path: Path) -> None:
-    brief = {"prompt": "go on", "max_tokens": 2}
-    with serving(tmp_path, environment=SLOW) as server, httpx.Client(base_url=server.url, timeout=LONG_SECONDS) as kept:
+    brief, end = {"prompt": "go on", "max_tokens": 2}, tmp_path / "end"
+    environment = {**SLOW, "SCRIPT_END": str(end), "SCRIPT_IDLE_SECONDS": "60"}
+    with (
+        serving(tmp_path, environment=environment) as server,
+        httpx.Client(base_url=server.url, timeout=LONG_SECONDS) as kept,
+    ):
         server.wait_status("/ready", 200)
         assert "connection" not in kept.post("/v1/completions", json=brief).headers
-        stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
-        unstarted = send_raw(server, {**ENDLESS, "max_tokens": 100})
+        stream, unstarted = Streaming(server, UNTIL_END), send_raw(server, UNTIL_END)
         wait_until(lambda: running(server) == 2, "the requests to run")
         server.signal(signal.SIGTERM)
         wait_until(lambda: server.status("/ready") == 503, "/ready 503")
         served, rejected = kept.post("/v1/completions", json=brief), kept.post("/v1/completions", json=brief)
         assert (served.status_code, served.headers["connection"]) == (200, "close")
         assert (rejected.status_code, rejected.headers["connection"]) == (503, "close")
+        end.touch()
         assert b"\r\nconnection: close\r\n" in unstarted.recv(65536)
-        assert stream.finish_reasons()[-1] == "length"
+        assert stream.finish_reasons()[-1] == "stop"
         assert server.wait_exit() == 0
 
 
 def test_a_drain_closes_idle_connections_after_a_moment(tmp_path: Path) -> None:
-    with serving(tmp_path, environment=SLOW) as server:
+    end = tmp_path / "end"
+    with serving(tmp_path, environment={**SLOW, "SCRIPT_END": str(end)}) as server:
         server.wait_status("/ready", 200)
-        stream = Streaming(server, {**ENDLESS, "max_tokens": 300})
+        stream = Streaming(server, UNTIL_END)
         with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS) as idle:
             idle.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
             received = b""
@@ -242,15 +258,18 @@ def test_a_drain_closes_idle_connections_after_a_moment(tmp_path: Path) -> None:
             server.signal(signal.SIGTERM)
             assert idle.recv(65536) == b"", "the end of the connection"
         assert stream.is_alive(), "requests still run"
-        assert stream.finish_reasons()[-1] == "length"
+        end.touch()
+        assert stream.finish_reasons()[-1] == "stop"
         assert server.wait_exit() == 0
 
 
 def test_sigterm_loses_no_stream_of_the_cluster_tests_client(tmp_path: Path) -> None:
-    with serving(tmp_path, "--served-model-name", "smollm2", environment=SLOW) as server:
+    environment = {**SLOW, "SCRIPT_IDLE_SECONDS": "60"}
+    with serving(tmp_path, "--served-model-name", "smollm2", environment=environment) as server:
         server.wait_status("/ready", 200)
         command = [sys.executable, "-c", STREAMING_CLIENT.read_text(), "127.0.0.1", str(server.port), "smollm2"]
-        client = subprocess.Popen([*command, "3", "3"], stdout=subprocess.PIPE, text=True)
+        # Streams of ten seconds: this test, too, may be stopped for seconds.
+        client = subprocess.Popen([*command, "3", "10"], stdout=subprocess.PIPE, text=True)
         try:
             assert client.stdout is not None
             brief = [client.stdout.readline().split() for _ in range(3)]
@@ -259,7 +278,7 @@ def test_sigterm_loses_no_stream_of_the_cluster_tests_client(tmp_path: Path) -> 
             assert server.wait_exit() == 0
             lines = (line.split() for line in client.stdout)
             ended = []
-            while sum(line[0] == "ok" for line in ended) < 6:
+            while sum(line[0] == "ok" for line in ended) < 6 and len(ended) < 600:
                 ended.append(next(lines))
             then = [next(lines) for _ in range(3)]
         finally:
@@ -270,6 +289,7 @@ def test_sigterm_loses_no_stream_of_the_cluster_tests_client(tmp_path: Path) -> 
         assert all(line[0] == "ok" and 0 < int(line[2]) <= 8 for line in brief), brief
         # The running streams, then one more on each kept connection.
         served = [line for line in ended if line[0] == "ok"]
+        assert len(served) == 6, ended
         assert all(int(line[2]) > 8 for line in served), served
         # Then the client needs new connections, and reports failures: the first while another stream still runs.
         assert all("draining" in line for line in ended if line not in served), ended

@@ -199,9 +199,7 @@ async def streamed(tokenizer: Tokenizer, path: str, body: dict[str, Any], *, die
         "extensions": {"fastgen.body": client},
     }
     responding = asyncio.create_task(cast(Any, app(scope, client.receive, client.send)))
-    for _ in range(500):  # encoding runs in a thread
-        if engine.requests or responding.done():
-            break
+    while not (engine.requests or responding.done()):  # encoding runs in a thread
         await asyncio.sleep(0.01)
     await settle()
     num_steps = 0

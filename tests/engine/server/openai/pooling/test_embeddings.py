@@ -237,12 +237,15 @@ def test_embeddings_are_counted(tmp_path: Path) -> None:
 
 def test_a_full_queue_rejects_embeddings_before_they_are_encoded(tmp_path: Path) -> None:
     options = ("--task", "embed", "--max-queued-requests", "0", "--max-sequences", "1", "--max-model-length", "512")
-    with serving(tmp_path, *options, environment={"SCRIPT_STEP_SECONDS": "4"}) as server, ThreadPoolExecutor() as pool:
+    pause = tmp_path / "pause"
+    with serving(tmp_path, *options, environment={"SCRIPT_PAUSE": str(pause)}) as server, ThreadPoolExecutor() as pool:
         server.wait_status("/ready", 200)
         long_text = {"input": "x" * 100_000}
         assert server.post("/v1/embeddings", long_text).status_code == 400
+        pause.touch()
         running = pool.submit(server.post, "/v1/embeddings", {"input": "a"})
         wait_until(lambda: server.post("/v1/embeddings", long_text).status_code == 429, "the only place to be taken")
+        pause.unlink()
         assert running.result().status_code == 200
 
 

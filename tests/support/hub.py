@@ -29,6 +29,7 @@ class Hub:
         served: bytes of files sent.
         cut_after: totals of bytes sent after which the connection is cut, once each.
         failures: status codes of the next responses.
+        fails_after_cuts: whether all responses are failures once the connection has been cut.
         ranges: whether Range headers are honoured.
         before_file: called with a file's path before it is sent.
     """
@@ -40,6 +41,7 @@ class Hub:
     served: int = 0
     cut_after: list[int] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
+    fails_after_cuts: bool = False
     ranges: bool = True
     before_file: Callable[[str], None] | None = None
 
@@ -128,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
             piece = body[: PIECE if sendable is None else min(PIECE, sendable)]
             if not piece:
                 self.hub.cut_after.pop(0)
+                if self.hub.fails_after_cuts:
+                    self.hub.failures = [503] * 100
                 self.close_connection = True
                 return
             self.wfile.write(piece)

@@ -71,12 +71,11 @@ def test_a_broken_connection_is_resumed_at_the_next_byte(hub: Hub, tmp_path: Pat
 
 def test_the_next_process_resumes_after_a_kill(hub: Hub, tmp_path: Path) -> None:
     to = tmp_path / "one"
-    hub.cut_after = [3_000_000]
+    hub.cut_after, hub.fails_after_cuts = [3_000_000], True
     process = start("hf://tests/tiny", "--to", to, HF_ENDPOINT=hub.url)
     assert process.stderr is not None
     lines = iter(process.stderr)
     assert any("trying again" in line for line in lines), "it was not cut"
-    hub.failures = [503] * 100
     process.kill()
     process.communicate()
     hub.failures = []

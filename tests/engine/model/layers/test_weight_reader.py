@@ -32,7 +32,7 @@ from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from support.recording_gpu import MAIN, Copy, Event, RecordingGPU, Wait
 from support.tiny_models import saved
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, eventually
 
 CPU = torch.device("cpu")
 
@@ -110,6 +110,7 @@ def test_the_caller_waits_while_many_matrices_are_not_read() -> None:
 
     caller = threading.Thread(target=submit)
     caller.start()
+    eventually(lambda: len(begun) == 4, within=60, what="four matrices", every=0.01)
     caller.join(0.3)
     assert len(begun) == 4
     gate.set()

@@ -13,6 +13,8 @@ from engine.server.scripted_prompts import messages_for, prompt_for
 from engine.server.serving import Serving
 from support.waiting import wait_until
 
+# A server that was stopped for a while sends the tokens of that time in one chunk.
+MOST_ATTEMPTS = 20
 COLOURS = prompt_for("red", "green and blue", "yellow of some kind", "violet", "no colour at all")
 
 
@@ -101,16 +103,19 @@ def test_streamed_chat_choices_interleave_and_each_starts_with_its_role(scripted
 
 def test_usage_can_be_sent_with_every_chunk(scripted: Serving) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    # So long that a busy machine does not merge all of it into one chunk.
     prompt = prompt_for(" ".join(["one two three"] * 20))
-    chunks = list(
-        scripted.client().completions.create(
-            model="smollm2", prompt=prompt, max_tokens=80, stream=True, stream_options=options
+    counts = list[int]()
+    for _ in range(MOST_ATTEMPTS):
+        chunks = list(
+            scripted.client().completions.create(
+                model="smollm2", prompt=prompt, max_tokens=80, stream=True, stream_options=options
+            )
         )
-    )
-    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
-    assert len(counts) == len(chunks)
-    assert counts == sorted(counts)
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+        assert len(counts) == len(chunks)
+        assert counts == sorted(counts)
+        if len(set(counts)) > 2:
+            break
     assert len(set(counts)) > 2
 
 
@@ -124,10 +129,14 @@ def test_usage_reports_cached_tokens(scripted: Serving) -> None:
 
 
 def test_a_deadline_ends_a_generation_with_its_output_so_far(slow: Serving) -> None:
-    body = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "timeout": 0.5}
-    done = slow.post("/v1/completions", body).json()
+    body = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True}
+    for seconds in (0.5, 2, 8, 30):  # a busy machine may need the first ones for the first token
+        response = slow.post("/v1/completions", {**body, "timeout": seconds})
+        if response.status_code != 408 and response.json()["usage"]["completion_tokens"] > 1:
+            break
+    done = response.json()
     assert done["choices"][0]["finish_reason"] == "abort"
-    assert 1 < done["usage"]["completion_tokens"] < 200
+    assert 1 < done["usage"]["completion_tokens"] <= seconds / 0.02 + 1, "steps take 20 ms at least"
 
 
 def test_a_deadline_before_the_first_token_is_a_408(slow: Serving) -> None:

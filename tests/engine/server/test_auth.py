@@ -105,17 +105,21 @@ def test_a_changed_key_file_takes_effect_without_a_restart(locked: Locked) -> No
     def opens(key: str) -> bool:
         return locked.server.get("/version", headers=bearer(key)).status_code == 200
 
+    def replace(keys: str) -> None:
+        """Write the file as Kubernetes does: the server must not read a part of it."""
+        replacement = locked.key_file.with_suffix(".new")
+        replacement.write_text(keys)
+        os.replace(replacement, locked.key_file)
+
     before = locked.key_file.read_text()
-    replacement = locked.key_file.with_suffix(".new")
-    replacement.write_text("sk-rotated\n")
-    os.replace(replacement, locked.key_file)
+    replace("sk-rotated\n")
     wait_until(lambda: opens("sk-rotated"), "the new key to take effect")
     assert not opens(KEY)
     assert opens("sk-env-1")
-    locked.key_file.write_text("# nothing\n")
+    replace("# nothing\n")
     wait_until(lambda: "keeping the previous keys" in (opens("x"), locked.server.log)[1], "the empty file to be read")
     assert opens("sk-rotated")
-    locked.key_file.write_text(before)
+    replace(before)
     wait_until(lambda: opens(KEY), "the old keys to take effect again")
 
 

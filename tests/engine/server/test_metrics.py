@@ -99,6 +99,7 @@ def test_a_request_updates_the_counters(scripted: Serving) -> None:
             "ended": scripted.metric("fastgen_e2e_request_latency_seconds_count"),
         }
 
+    wait_until(lambda: scripted.metric("fastgen_num_requests_running") == 0, "the end of other tests' requests")
     before = now()
     assert scripted.post("/v1/completions", {"prompt": [504, 504, 504], "max_tokens": 5}).status_code == 200
     after = now()
@@ -179,7 +180,7 @@ def test_gauges_are_zero_when_idle(scripted: Serving) -> None:
     scripted.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
     for name in ("num_requests_running", "num_requests_waiting", "num_requests_swapped", "kv_cache_usage_ratio"):
         wait_until(lambda name=name: scripted.metric(f"fastgen_{name}") == 0, name)  # type: ignore[misc]
-    assert scripted.metric("fastgen_backlog_prompt_tokens") == 0
+    wait_until(lambda: scripted.metric("fastgen_backlog_prompt_tokens") == 0, "backlog_prompt_tokens")
 
 
 # Names, types and labels as vLLM's V1 engine exposes them.

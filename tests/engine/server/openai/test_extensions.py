@@ -204,7 +204,7 @@ def test_a_model_names_its_source_and_length(scripted: Serving) -> None:
 
 
 def test_the_load_is_the_number_of_open_requests(scripted: Serving) -> None:
-    assert scripted.get("/load").json() == {"server_load": 0}
+    wait_until(lambda: scripted.get("/load").json() == {"server_load": 0}, "the end of other tests' requests")
     with socket.create_connection(("127.0.0.1", scripted.port)) as connection:
         head = (
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"

@@ -16,8 +16,18 @@ from fastgen.server.http.body_limit import BodyBudget, BodyLimit
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    folder = tmp_path_factory.mktemp("strict")
-    with serving(folder, "--max-body-size", "100KiB", "--request-read-seconds", "1") as server:
+    with serving(tmp_path_factory.mktemp("strict"), "--max-body-size", "100KiB") as server:
+        server.wait_status("/ready", 200)
+        yield server
+
+
+# A test, too, may be stopped for seconds before it sends something.
+READ_SECONDS = 6
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(tmp_path_factory.mktemp("hasty"), "--request-read-seconds", str(READ_SECONDS)) as server:
         server.wait_status("/ready", 200)
         yield server
 
@@ -88,20 +98,20 @@ def test_an_oversized_head_is_rejected(strict: Serving, pieces: list[bytes]) -> 
 @pytest.mark.parametrize(
     "pieces", [[], [b"GET /hea"], [head(100), b"{"]], ids=["nothing", "half a head", "half a body"]
 )
-def test_a_stalled_request_gets_408_and_is_closed(strict: Serving, pieces: list[bytes]) -> None:
-    status, error = exchange(strict, *pieces)
+def test_a_stalled_request_gets_408_and_is_closed(hasty: Serving, pieces: list[bytes]) -> None:
+    status, error = exchange(hasty, *pieces)
     assert (status, error["code"]) == (408, "request_timeout")
 
 
-def test_an_idle_connection_outlives_the_read_timeout_between_requests(strict: Serving) -> None:
-    with socket.create_connection(("127.0.0.1", strict.port)) as connection:
+def test_an_idle_connection_outlives_the_read_timeout_between_requests(hasty: Serving) -> None:
+    with socket.create_connection(("127.0.0.1", hasty.port)) as connection:
         for _ in range(2):
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
-            connection.settimeout(20)
+            connection.settimeout(LONG_SECONDS)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):
                 answer += connection.recv(1000)
-            connection.settimeout(1.3)
+            connection.settimeout(READ_SECONDS + 0.5)
             with pytest.raises(TimeoutError):  # neither a response nor a close
                 connection.recv(1000)
 

@@ -23,7 +23,7 @@ ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": 
 @pytest.fixture(scope="module")
 def stormy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("stormy")
-    with serving(folder, "--max-sequences", "64", environment={"SCRIPT_STEP_SECONDS": "0.02"}) as server:
+    with serving(folder, "--max-sequences", "64", environment={"SCRIPT_STEP_SECONDS": "0.05"}) as server:
         server.wait_status("/ready", 200)
         yield server
 
@@ -92,7 +92,7 @@ def test_five_hundred_disconnected_clients_are_freed_within_five_seconds(
 def test_clients_that_read_nothing_hold_little_memory_and_are_disconnected_in_the_end(tmp_path: Path) -> None:
     # More than the buffers of a socket hold.
     endless = {"prompt": "go on", "max_tokens": 500, "n": 8, "ignore_eos": True, "stream": True, "logprobs": 20}
-    options = ("--max-sequences", "64", "--request-read-seconds", "2")
+    options = ("--max-sequences", "64", "--request-read-seconds", "10")
     with serving(tmp_path, *options, environment={"SCRIPT_BLOCKS": "4096"}) as server, ExitStack() as clients:
         server.wait_status("/ready", 200)
         server.post("/v1/completions", {"prompt": "a"})

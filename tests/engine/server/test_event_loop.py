@@ -16,6 +16,8 @@ from fastgen.text.tokenizer import Tokenizer
 
 # Share of the work's duration. Work inside the event loop blocks it for nearly all of that time.
 MAX_BLOCKED_SHARE = 0.8
+# The work blocks the loop each time or never; the machine may stop this process at any time.
+MOST_ATTEMPTS = 10
 
 
 async def longest_block(work: Callable[[], Awaitable[object]]) -> float:
@@ -40,16 +42,24 @@ async def longest_block(work: Callable[[], Awaitable[object]]) -> float:
     return max(gaps) / took
 
 
+async def assert_not_blocked(work: Callable[[], Awaitable[object]]) -> None:
+    """Fail if the event loop is blocked in each of several attempts."""
+    shares: list[float] = []
+    while len(shares) < MOST_ATTEMPTS and (not shares or shares[-1] >= MAX_BLOCKED_SHARE):
+        shares.append(await longest_block(work))
+    assert shares[-1] < MAX_BLOCKED_SHARE, shares
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("texts", [["word " * 400_000], ["word " * 800] * 500], ids=["a long one", "many"])
 async def test_long_texts_are_encoded_off_the_event_loop(smollm2: Tokenizer, texts: list[str]) -> None:
-    assert await longest_block(lambda: encode(smollm2, texts, add_special_tokens=True)) < MAX_BLOCKED_SHARE
+    await assert_not_blocked(lambda: encode(smollm2, texts, add_special_tokens=True))
 
 
 @pytest.mark.slow
 async def test_bad_words_are_encoded_off_the_event_loop(smollm2: Tokenizer) -> None:
     words = [f"{number:04d}" + " word" * 200 for number in range(1000)]
-    assert await longest_block(lambda: encode_bad_words(words, smollm2)) < MAX_BLOCKED_SHARE
+    await assert_not_blocked(lambda: encode_bad_words(words, smollm2))
 
 
 class Paused:

@@ -25,7 +25,11 @@ SECRET = "marmalade"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("ui")
-    environment = {"FASTGEN_API_KEY": "sk-of-the-page", "SCRIPT_STEP_SECONDS": "0.005"}
+    environment = {
+        "FASTGEN_API_KEY": "sk-of-the-page",
+        "SCRIPT_STEP_SECONDS": "0.005",
+        "SCRIPT_END": str(folder / "end"),
+    }
     with serving(folder, "--ui", "--max-model-length", "2048", environment=environment) as server:
         server.wait_status("/ready", 200)
         yield server
@@ -42,6 +46,23 @@ def watching(server: Serving) -> Iterator[Iterator[dict[str, Any]]]:
 def complete(server: Serving, prompt: str, max_tokens: int) -> None:
     body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
     assert server.request("POST", "/v1/completions", json=body, headers=KEY).status_code == 200
+
+
+@contextmanager
+def until_seen(server: Serving) -> Iterator[None]:
+    """Run a request until the end of the context, or 1700 steps."""
+    end = server.log_path.with_name("end")
+    body = {"prompt": "one two three " * 100, "max_tokens": 1700}
+    request = threading.Thread(
+        target=server.request, args=("POST", "/v1/completions"), kwargs={"json": body, "headers": KEY}
+    )
+    request.start()
+    try:
+        yield
+    finally:
+        end.touch()
+        request.join()
+        end.unlink()
 
 
 def test_without_the_flag_there_is_no_page(scripted: Serving) -> None:
@@ -73,13 +94,9 @@ def test_the_steps_tell_ids_and_counts_but_no_texts(server: Serving) -> None:
             seen.append(next(events))
         thread.join()
         # On a busy machine, one event may tell all steps of a short request, and the state after its end.
-        longer = threading.Thread(target=complete, args=(server, "one two three " * 100, 400))
-        longer.start()
-        later = [next(events)]
-        while longer.is_alive() and not later[-1]["blocks"]:
-            later.append(next(events))
-        longer.join()
-    assert any(event["blocks"] for event in later)
+        with until_seen(server):
+            while not next(events)["blocks"]:
+                pass
     steps = [step for event in seen for step in event["steps"]]
     prompt_tokens = [tokens for step in steps for _, tokens in step["prompts"]]
     assert len(prompt_tokens) > 1, "the prompt is split over steps"
@@ -99,11 +116,9 @@ def test_top_shows_the_steps(
 ) -> None:
     once = ["--once", "--interval", "0.5"]
     monkeypatch.setenv("FASTGEN_API_KEY", "sk-of-the-page")
-    thread = threading.Thread(target=complete, args=(server, "one two three " * 100, 400))
-    thread.start()
-    wait_until(lambda: server.metric("fastgen_num_requests_running"), "the request runs")
-    assert main.main(["top", server.url, *once]) == 0
-    thread.join()
+    with until_seen(server):
+        wait_until(lambda: server.metric("fastgen_num_requests_running"), "the request runs")
+        assert main.main(["top", server.url, *once]) == 0
     said = capsys.readouterr().out
     assert "decode █ prompt ▒" in said
     assert "1 + 0 of 0 prompts" in said
@@ -115,7 +130,8 @@ def test_top_shows_the_steps(
 
 
 def test_a_server_with_a_watcher_stops_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, "--ui", environment={"FASTGEN_API_KEY": "sk-of-the-page"}) as other:
+    options = ("--ui", "--drain-seconds", "3600")
+    with serving(tmp_path, *options, environment={"FASTGEN_API_KEY": "sk-of-the-page"}) as other:
         other.wait_status("/ready", 200)
         with watching(other) as events:
             next(events)

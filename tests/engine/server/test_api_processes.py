@@ -210,12 +210,14 @@ def test_a_killed_process_ends_the_server_after_the_requests_of_the_others(tmp_p
         wait_until(lambda: server.metric("fastgen_num_requests_waiting") == 2, "the others to wait")
         os.kill(children(server)["api"], signal.SIGKILL)
         assert b'"finish_reason":"length"' in rest_of(waiting), "the engine frees what the process had started"
+        waiting.close()  # the server waits for connections without a request
         for connection in lost[:2]:
             assert b"[DONE]" not in rest_of(connection)
         status, text = get(scraped, "/metrics")
         assert (status, "metrics_missing" in text) == (503, True), "without its part, counters would seem to fall"
         end.touch()
         assert b'"finish_reason":"stop"' in rest_of(running)
+        running.close()
         assert server.wait_exit() == exit_codes.FAILED
         assert server.log.splitlines()[-1] == "fastgen: error: API process 1 was killed by SIGKILL (out of memory?)"
 

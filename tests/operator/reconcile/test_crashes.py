@@ -36,7 +36,7 @@ from fastgen_operator.metrics import Metrics
 from harness.chart import operator_kubeconfig
 from harness.process import PROGRAM
 from harness.proxy import Proxy, Request
-from harness.space import NOW, downloaded, resource
+from harness.space import NOW, downloaded, is_observed, resource
 from support.forking import Forked, fork_server
 from support.waiting import eventually
 
@@ -135,20 +135,22 @@ class Life:
     def plan(self, kills: dict[Write, Moment]) -> None:
         """Kill and restart all operators at these writes, counted from now on."""
         counts: Counter[str] = Counter()
+        numbers: dict[int, int] = {}  # by the identity of a request, until its response is sent
         self.writes.clear()
 
         def before(request: Request, _: int) -> None:
             if request.is_write:
                 self.writes.append(request)
                 counts[kind_of(request)] += 1
-                kill("before", request)
+                numbers[id(request)] = counts[kind_of(request)]
+                kill("before", request, numbers[id(request)])
 
         def after(request: Request, _: int) -> None:
             if request.is_write:
-                kill("after", request)
+                kill("after", request, numbers.pop(id(request)))
 
-        def kill(moment: Moment, request: Request) -> None:
-            write = kind_of(request), counts[kind_of(request)]
+        def kill(moment: Moment, request: Request, number: int) -> None:
+            write = kind_of(request), number
             with self._lock:
                 if self._has_ended or kills.get(write) != moment:
                     return
@@ -178,7 +180,7 @@ class Life:
         """Kill the operators, as a crash would."""
         for process in self._processes.values():
             process.kill()
-            process.wait(10)
+            process.wait()
         self._processes.clear()
 
     def stop(self) -> None:
@@ -222,10 +224,17 @@ class Life:
         return self.objects()
 
     def rests(self) -> bool:
-        """Return whether nothing changes for a second."""
+        """Return whether the controllers have counted all pods, and nothing changes for three seconds."""
         before = self.objects()
-        time.sleep(1)
+        workloads = [*before[DEPLOYMENT.name], *before[REPLICA_SET.name]]
+        if not all(is_observed(each) and is_counted(each) for each in workloads):
+            return False
+        time.sleep(3)
         return self.objects() == before
+
+    def wait_killed(self, count: int) -> None:
+        """Wait for so many kills: what the write has changed can be seen before the kill after its response."""
+        eventually(lambda: len(self.killed) == count, within=20, what=f"{count} kills of the operator")
 
     def objects(self) -> dict[str, Any]:
         """Return all masked objects that the operator or the Deployment controller created in the namespace."""
@@ -286,6 +295,12 @@ def masked(value: Any, namespace: str) -> Any:
     if isinstance(value, list):
         return [masked(each, namespace) for each in value]
     return value.replace(namespace, "NAMESPACE") if isinstance(value, str) else value
+
+
+def is_counted(workload: Object) -> bool:
+    """Return whether the status of a Deployment or ReplicaSet shows all pods of its spec, ready, and no others."""
+    wanted, status = workload["spec"]["replicas"], workload.get("status", {})
+    return bool(wanted == status.get("replicas", 0) == status.get("readyReplicas", 0))
 
 
 def differences(expected: Any, found: Any, path: str = "") -> list[str]:
@@ -359,6 +374,9 @@ def test_an_operator_killed_at_any_write_is_replaced_by_one_that_converges_to_th
             end = life.lead(reference)
             assert not differences(reference, end), f"killed at {kills}: {life.killed}"
             assert max(life.created().values()) == 1, f"killed at {kills}: {life.created()}"
+            # The namespace can be empty before the kill after the last write.
+            with suppress(TimeoutError):
+                eventually(lambda: all(kind in TIMED for kind, _ in list(left)), within=5, what="the other kills")
             return [(moment, kind_of(request)) for moment, request in life.killed], set(left)
 
     lives_needed = -(-len(writes) // KILLS)
@@ -392,6 +410,7 @@ def test_an_operator_killed_while_it_counts_an_event_is_replaced_by_one_that_con
             life.edit(512 + generation)
             generation += 1
             life.settled(generation, replicas=1)
+        life.wait_killed(1)  # Events are written after the status
         assert [(each, kind_of(request)) for each, request in life.killed] == [(moment, COUNTED_EVENT)]
         life.edit(1024)
         life.settled(generation + 1, replicas=1)
@@ -423,7 +442,7 @@ def test_a_changed_class_is_taken_over_although_both_operators_are_killed_at_its
             )
             end = life.change_class(kills, reference)
             assert not differences(reference, end), life.killed
-            assert len(life.killed) == len(kinds)
+            life.wait_killed(len(kinds))
             assert max(life.created().values()) == 1, life.created()
 
 
@@ -462,6 +481,7 @@ def test_waiting_pods_are_replaced_although_the_operator_is_killed_at_their_dele
         eventually(
             lambda: len(names()) == 3 and names().isdisjoint({home, *waiting}), within=60, what="three other pods"
         )
+        life.wait_killed(2)
         assert [(moment, kind_of(request)) for moment, request in life.killed] == [
             ("before", "DELETE pods"),
             ("after", "DELETE pods"),

@@ -32,7 +32,7 @@ class Response:
         for part in self.parts:
             yield part
         if self.until is not None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await self.until.wait()
         if self.error is not None:
             raise self.error
@@ -43,8 +43,9 @@ class Response:
 
 @pytest.fixture
 def feed(monkeypatch: pytest.MonkeyPatch) -> Feed:
-    """A feed without pauses."""
+    """A feed without pauses, of watches that are open for less than a minute."""
     monkeypatch.setattr(kopf_session, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(kopf_session, "_SHORTEST", 60.0)  # a watch that ends at once ends long before
     unused: Any = None
     return Feed((POD,), (None,), unused, Sources((None,)), Watches(lambda: 0.0, ()), unused)
 

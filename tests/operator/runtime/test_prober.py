@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 
 def probe(path: str, threshold: int) -> dict[str, object]:
-    return {"httpGet": {"path": path}, "periodSeconds": 0.02, "timeoutSeconds": 2, "failureThreshold": threshold}
+    return {"httpGet": {"path": path}, "periodSeconds": 0.02, "timeoutSeconds": 60, "failureThreshold": threshold}
 
 
 CONTAINER = {

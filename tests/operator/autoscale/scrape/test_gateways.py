@@ -125,18 +125,18 @@ async def gateway(pods: Mapping[str, Handler], scraper: Scraper) -> AsyncIterato
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.02)
 
 
-async def traffic_of(pods: Mapping[str, Handler], failing: int = 0, seconds: float = 2.0) -> tuple[Traffic, list[str]]:
+async def traffic_of(pods: Mapping[str, Handler], failing: int = 0, seconds: float = 60.0) -> tuple[Traffic, list[str]]:
     """Return what the pods say once each has answered, or so many have failed; and the failures.
 
     Args:
         seconds: in which a pod must answer.
     """
-    async with Scraper(seconds) as scraper, gateway(pods, scraper) as (found, failures):
+    async with Scraper(seconds, deadline=seconds) as scraper, gateway(pods, scraper) as (found, failures):
 
         def have_answered() -> bool:
             found.begin(lambda _: None)
@@ -222,7 +222,7 @@ async def test_a_pod_without_a_usable_answer_hides_the_idleness_and_no_held_requ
     other: Handler, reason: str
 ) -> None:
     pods = {"a": answering(demand(2)), "b": other}
-    found, failures = await traffic_of(pods, failing=1, seconds=0.5 if other is hang else 2.0)
+    found, failures = await traffic_of(pods, failing=1, seconds=0.5 if other is hang else 60.0)
     assert found == Traffic(2, None, "pod b of the gateway does not answer")
     assert set(failures) == {reason}
 
@@ -245,7 +245,7 @@ async def test_old_answers_and_lists_are_no_evidence() -> None:
         return {"a": "127.0.0.1"}
 
     lists: list[int] = []
-    async with Scraper(2.0) as scraper, gateway({"a": answering(demand(1))}, scraper) as (served, _):
+    async with Scraper(60.0, deadline=60.0) as scraper, gateway({"a": answering(demand(1))}, scraper) as (served, _):
         failures: list[str] = []
         found = Gateways(list_pods, scraper, failures.append, served.port)
 
@@ -280,7 +280,7 @@ async def test_a_held_request_is_decided_on_within_a_second_however_seldom_engin
         num_polls += 1
         await answering(answer)(reader, writer)
 
-    async with Scraper(60.0) as scraper, gateway({"a": say, "b": hang}, scraper) as (found, _):
+    async with Scraper(60.0, deadline=60.0) as scraper, gateway({"a": say, "b": hang}, scraper) as (found, _):
         watchlist, keys = Watchlist(60.0), list[Key]()
         watchlist.register(CHAT, sleeping())
         running = asyncio.create_task(woken(watchlist, found, scraper, keys).run())

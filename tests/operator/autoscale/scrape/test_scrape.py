@@ -152,9 +152,14 @@ def replica(port: int, pod: str = "pod", address: str = "127.0.0.1") -> Target:
     return Target(pod, address, "chat", port)
 
 
+def patient(**of: Any) -> Scraper:
+    """Return a scraper whose deadline a machine that stops for seconds does not reach."""
+    return Scraper(60.0, deadline=60.0, **of)
+
+
 async def answer_of(port: int, scraper: Scraper | None = None, **of: str) -> Sample | UnusableError:
     """Scrape one replica."""
-    async with Scraper(2.0) if scraper is None else nullcontext(scraper) as used:
+    async with patient() if scraper is None else nullcontext(scraper) as used:
         (answer,) = (await used.scrape("fleet", [replica(port, **of)])).values()
     return answer
 
@@ -207,12 +212,17 @@ HOSTILE = [
 @pytest.mark.parametrize(("handler", "reason"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
 async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler, reason: str) -> None:
     async with serving(handler) as bad, serving(answering("200 OK", exposed().encode())) as good:
-        began = time.monotonic()
-        async with Scraper(2.0) as scraper:
-            found = await scraper.scrape("fleet", [replica(bad, "bad"), replica(good, "good")])
-        assert time.monotonic() - began < 10
-    answers = {target.pod: answer for target, answer in found.items()}
+        for _ in range(5):
+            began = time.monotonic()
+            async with Scraper(2.0) as scraper:
+                found = await scraper.scrape("fleet", [replica(bad, "bad"), replica(good, "good")])
+            seconds = time.monotonic() - began
+            answers = {target.pod: answer for target, answer in found.items()}
+            # Unless the machine stops for longer than the deadline.
+            if isinstance(answers["good"], Sample) and seconds < 10:
+                break
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
+    assert seconds < 10
     assert isinstance(answers["bad"], UnusableError)
     assert answers["bad"].reason == reason
 
@@ -238,7 +248,7 @@ async def test_concurrent_scrapes_are_limited() -> None:
 
     async with serving(count) as port:
         targets = [replica(port, f"pod-{n}") for n in range(20)]
-        async with Scraper(5.0, concurrency=4) as scraper:
+        async with patient(concurrency=4) as scraper:
             found = await scraper.scrape("fleet", targets)
     assert len(found) == 20
     assert all(isinstance(answer, Sample) for answer in found.values())
@@ -249,7 +259,7 @@ async def test_a_fleet_does_not_wait_for_another_whose_replicas_hang() -> None:
     async with (
         serving(hang) as bad,
         serving(answering("200 OK", exposed().encode())) as good,
-        Scraper(60.0, concurrency=8, concurrency_per_fleet=4) as scraper,
+        patient(concurrency=8, concurrency_per_fleet=4) as scraper,
     ):
         targets = [replica(bad, f"bad-{n}") for n in range(40)]
         hanging = asyncio.create_task(scraper.scrape("bad", targets))
@@ -270,11 +280,16 @@ async def test_fleets_with_timeouts_leave_room_for_the_others() -> None:
         targets = [replica(bad, f"bad-{n}") for n in range(8)]
         for answer in (await scraper.scrape("bad", targets)).values():
             assert isinstance(answer, UnusableError)
-        hanging = asyncio.create_task(scraper.scrape("bad", targets))
-        await asyncio.sleep(0)
-        (answer,) = (await scraper.scrape("good", [replica(good)])).values()
-        assert not hanging.done()
-        hanging.cancel()
+        for _ in range(5):
+            hanging = asyncio.create_task(scraper.scrape("bad", targets))
+            await asyncio.sleep(0)
+            (answer,) = (await scraper.scrape("good", [replica(good)])).values()
+            is_first = not hanging.done()
+            hanging.cancel()
+            # Unless the machine stops for longer than the deadline.
+            if is_first and isinstance(answer, Sample):
+                break
+    assert is_first
     assert isinstance(answer, Sample)
 
 
@@ -282,7 +297,7 @@ async def test_a_fleet_whose_responses_take_too_long_to_parse_is_given_up(monkey
     monkeypatch.setattr("fastgen_operator.autoscale.scrape.scraper._PARSING_SHARE", 1e-9)
     async with (
         serving(answering("200 OK", exposed().encode())) as port,
-        Scraper(60.0, concurrency_per_fleet=1) as scraper,
+        patient(concurrency_per_fleet=1) as scraper,
     ):
         found = await scraper.scrape("fleet", [replica(port, f"pod-{n}") for n in range(20)])
         again = await scraper.scrape("other", [replica(port)])
@@ -304,7 +319,7 @@ async def test_a_response_that_the_parser_does_not_expect_ends_only_its_own_scra
     async with (
         serving(answering("200 OK", b"recursion")) as bad,
         serving(answering("200 OK", exposed().encode())) as good,
-        Scraper(5.0) as scraper,
+        patient() as scraper,
     ):
         assert isinstance(await answer_of(bad, scraper), UnusableError)
         assert isinstance(await answer_of(good, scraper), Sample)
@@ -367,8 +382,8 @@ def refusing(reason: str) -> Handler:
     return answering("503 Service Unavailable", bytes(json_response(Status(reason), 503).body))
 
 
-async def stage_of(handler: Handler) -> str:
-    async with serving(handler) as port, Scraper(2.0) as scraper:
+async def stage_of(handler: Handler, seconds: float = 2.0) -> str:
+    async with serving(handler) as port, Scraper(seconds, deadline=seconds) as scraper:
         return await scraper.read_stage("127.0.0.1", port)
 
 
@@ -382,7 +397,7 @@ async def stage_of(handler: Handler) -> str:
     ],
 )
 async def test_the_stage_of_a_loading_engine_is_read_in_tenths(stage: str, fraction: float, shown: str) -> None:
-    assert await stage_of(loading(stage, fraction)) == shown
+    assert await stage_of(loading(stage, fraction), seconds=60.0) == shown
 
 
 @pytest.mark.parametrize(
@@ -482,7 +497,7 @@ class Keeping:
 @pytest.mark.parametrize(("requests", "connections"), [(100, 1), (2, 3)], ids=["kept", "closed by the engine"])
 async def test_connections_are_kept_between_scrapes_and_replaced_when_closed(requests: int, connections: int) -> None:
     engine = Keeping(requests)
-    async with serving(engine) as port, Scraper(5.0) as scraper:
+    async with serving(engine) as port, patient() as scraper:
         for _ in range(6):
             answer = await answer_of(port, scraper)
             assert isinstance(answer, Sample), answer
@@ -553,7 +568,7 @@ FORMS = [
 async def test_every_way_to_end_a_response_is_understood(answer: bytes, is_kept: bool) -> None:
     has_end = answer != response()
     engine = Scripted(*[answer] * (2 if has_end else 1), waits=has_end)
-    async with serving(engine) as port, Scraper(5.0) as scraper:
+    async with serving(engine) as port, patient() as scraper:
         for _ in range(2):
             sample = await answer_of(port, scraper)
             assert isinstance(sample, Sample), sample
@@ -589,7 +604,7 @@ BROKEN = [
 @pytest.mark.parametrize(("answer", "reason"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 async def test_a_broken_response_is_unusable_and_its_connection_is_closed(answer: bytes, reason: str) -> None:
     engine = Scripted(answer, waits=False)
-    async with serving(engine) as port, Scraper(5.0) as scraper:
+    async with serving(engine) as port, patient() as scraper:
         unusable = await answer_of(port, scraper)
         assert isinstance(unusable, UnusableError)
         assert unusable.reason == reason
@@ -600,7 +615,7 @@ async def test_a_broken_response_is_unusable_and_its_connection_is_closed(answer
 
 async def test_a_scrape_is_not_lost_when_the_engine_closes_the_connection_at_its_request() -> None:
     engine = Scripted(response(LENGTH))
-    async with serving(engine) as port, Scraper(5.0) as scraper:
+    async with serving(engine) as port, patient() as scraper:
         for _ in range(3):
             answer = await answer_of(port, scraper)
             assert isinstance(answer, Sample), answer
@@ -609,10 +624,10 @@ async def test_a_scrape_is_not_lost_when_the_engine_closes_the_connection_at_its
 
 async def test_leaving_the_context_ends_a_running_scrape() -> None:
     async with serving(hang) as port:
-        async with Scraper(60.0, concurrency=1) as scraper:
+        async with patient(concurrency=1) as scraper:
             running = asyncio.create_task(scraper.scrape("fleet", [replica(port, f"p{n}") for n in range(50)]))
             await asyncio.sleep(0.01)
-        answers = await asyncio.wait_for(running, 5)
+        answers = await asyncio.wait_for(running, 60)
     assert [type(answer) for answer in answers.values()] == [UnusableError] * 50
 
 
@@ -634,7 +649,7 @@ async def test_pods_are_reached_at_ipv6_addresses_and_never_through_a_proxy(monk
 async def test_connections_are_kept_for_so_many_replicas_and_closed_when_unused() -> None:
     engine = Scripted(*[response(LENGTH)] * 9)
     async with serving(engine) as port:
-        async with Scraper(5.0, keep=3, keep_seconds=0.1) as scraper:
+        async with patient(keep=3, keep_seconds=0.1) as scraper:
             await scraper.scrape("small", [replica(port, f"pod-{number}") for number in range(3)])
             await until(lambda: 0 < engine.open <= 3)
             await scraper.scrape("large", [replica(port, f"pod-{number}") for number in range(7)])
@@ -647,7 +662,7 @@ async def test_connections_are_kept_for_so_many_replicas_and_closed_when_unused(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for the other side of connections in the same loop."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

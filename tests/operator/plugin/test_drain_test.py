@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
@@ -37,7 +36,9 @@ class Pods:
 
     def __init__(self, ending: str) -> None:
         self.names, self.ending = ["a", "b"], ending
-        self.evicted = threading.Event()
+        # Whether the eviction was asked for: until then, streams of pod b stay open. Whether it was granted.
+        self.asked, self.evicted = threading.Event(), threading.Event()
+        self.complete = 0  # requests at the other pods since then
         self.headers: set[str | None] = set()
         pods = self
 
@@ -55,9 +56,10 @@ class Pods:
                 self.wfile.write(PIECE)
                 self.wfile.flush()
                 if pod == "b":
-                    pods.evicted.wait(0.3)
+                    pods.asked.wait(60)
                 ending = pods.ending if pod == "b" and pods.evicted.is_set() else "complete"
                 self.wfile.write(ENDINGS[ending])
+                pods.complete += pod != "b" and pods.evicted.is_set()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -70,7 +72,7 @@ class Pods:
         return {"spec": {"model": {"servedName": "served"}}, "metadata": {"name": name}}
 
     def pods(self, _: str) -> list[Pod]:
-        if self.evicted.is_set() and time.monotonic() > self.gone_at:
+        if self.complete >= 4:
             self.names = ["a", "c"]
         condition = {"type": "Ready", "status": "True"}
         metadata = {"namespace": "space", "creationTimestamp": ""}
@@ -83,10 +85,11 @@ class Pods:
 
     def evict(self, pod: Pod) -> None:
         if self.ending == "refused":
+            self.asked.set()
             raise PluginError("evicting pod b: Cannot evict pod as it would violate the pod's disruption budget.")
         assert pod.name == "b"
-        self.gone_at = time.monotonic() + 0.3
         self.evicted.set()
+        self.asked.set()
 
     def connection(self, _: str, pod: str, port: int, timeout: float) -> http.client.HTTPConnection:
         assert port == 8000

@@ -155,7 +155,7 @@ def plane(helm: Helm) -> Iterator[ControlPlane]:
         crds = [definition.fetch() for definition in of_others]
         apply(started, *spaces, *crds)
         started.wait_for_crds(*(crd["metadata"]["name"] for crd in crds))
-        started.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", SYSTEM, "--timeout=30s")
+        started.kubectl("wait", "--for=create", "serviceaccount/default", "--namespace", SYSTEM, "--timeout=150s")
         yield started
 
 

@@ -57,7 +57,7 @@ class Kubelet:
         (port,) = free_ports(1)
         started = threading.Event()
         threading.Thread(target=self._serve, args=(port, context, started), daemon=True).start()
-        assert started.wait(10)
+        assert started.wait(60)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}
         node = {

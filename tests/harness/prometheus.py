@@ -109,7 +109,7 @@ class Prometheus:
     @cache
     def _client() -> httpx.Client:
         # Each new client reads the system's certificates, which takes 30 ms.
-        return httpx.Client(timeout=30)
+        return httpx.Client(timeout=100)
 
 
 def _target_files(folder: Path) -> list[tuple[bool, Path]]:
@@ -148,4 +148,4 @@ def prometheus(folder: Path, targets: Sequence[Target] = (), *, seconds: int = S
         yield source
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(100)

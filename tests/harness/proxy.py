@@ -141,23 +141,23 @@ class Proxy:
 
     def cut_watches(self) -> None:
         """Reset all open watches, as a restarting load balancer does."""
-        asyncio.run_coroutine_threadsafe(self._cut_watches(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._cut_watches(), self._loop).result(60)
 
     def send_again(self, request: Request) -> int:
         """Send a request to the API server once more, and return the status code of its response."""
-        return asyncio.run_coroutine_threadsafe(self._send_again(request), self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(self._send_again(request), self._loop).result(120)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _start(self) -> None:

@@ -60,8 +60,8 @@ def test_wait_scale_and_rollout_status_work_as_on_a_deployment(space: Space, ope
     with pytest.raises(CommandError, match="timed out waiting for the condition"):
         space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=1s")
     space.make_ready()
-    assert "condition met" in space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=20s")
-    assert "successfully rolled out" in space.kubectl("rollout", "status", "deployment/chat", "--timeout=20s")
+    assert "condition met" in space.kubectl("wait", "fgd/chat", "--for=condition=Ready", "--timeout=100s")
+    assert "successfully rolled out" in space.kubectl("rollout", "status", "deployment/chat", "--timeout=100s")
     assert "replicas" not in space.get("fgd", "chat")["spec"], "an unset spec.replicas means one replica"
     # kubectl scale sets spec.replicas although it was unset; a HorizontalPodAutoscaler needs an initial value.
     space.kubectl("scale", "fgd/chat", "--replicas=2")

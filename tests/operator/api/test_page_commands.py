@@ -99,6 +99,6 @@ def test_the_commands_for_kubectl_succeed(
         for placeholder, value in PLACEHOLDERS.items():
             words = re.sub(rf"(?<![A-Z]){placeholder}\b", value.format(namespace=space.name), words)
         done = subprocess.run(
-            ["bash", "-c", words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"

@@ -133,7 +133,7 @@ def test_the_images_run_under_any_user_id_in_the_group_zero(has_variables: bool,
         assert variables["HOME"] == "/tmp", "a volume of every pod"
         environment |= {"USER": variables["USER"], "HOME": str(home)}
     command = [*AS_ANYONE, sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode == 0) is has_variables, done.stderr
 
 

@@ -245,7 +245,7 @@ def following(space: Space) -> Iterator[Iterator[str]]:
         try:
             yield iter(process.stdout)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(100) == 130
         finally:
             process.kill()
 

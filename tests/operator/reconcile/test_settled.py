@@ -379,7 +379,7 @@ async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned
     def is_settled(self: Settled, inputs: Inputs, now: datetime) -> bool:
         decided.append(decide(self, inputs, now))
         if len(decided) == 1:
-            asyncio.run_coroutine_threadsafe(change(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(change(), loop).result(60)
         return decided[-1]
 
     async def change() -> None:
@@ -392,7 +392,7 @@ async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned
     plans.clear()
     queue.add(KEY)
     for _ in range(2):
-        key = await asyncio.wait_for(queue.take(), 10)
+        key = await asyncio.wait_for(queue.take(), 60)
         await asyncio.to_thread(world.reconciler.reconcile, key)
         queue.done(key)
     assert decided == [True, False]

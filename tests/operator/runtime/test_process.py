@@ -118,11 +118,11 @@ asyncio.run(run())
 
 def test_a_signal_stops_the_operator_although_kopf_has_started_meanwhile() -> None:
     """A signal that ended only the watches would leave an operator that keeps the Lease until it is killed."""
-    result = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=True, timeout=300)
     assert result.stdout == "stopped; kopf has ended: False\n"
 
 
 def test_a_signal_that_came_early_is_not_lost() -> None:
     program = SIGNALLED.replace("asyncio.run(run())", "os.kill(os.getpid(), signal.SIGINT)\nasyncio.run(run())")
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert result.stdout.startswith("stopped")

@@ -27,13 +27,13 @@ def server(plane: ControlPlane, space: Space) -> ApiServer:
     plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(access))
     (pod,) = [obj for obj in objects if obj["kind"] == "Pod"]
     config = operator_kubeconfig(plane, pod["spec"]["serviceAccountName"])
-    made = ApiServer(new_client_from_config(str(config)), Metrics(), 10.0)
+    made = ApiServer(new_client_from_config(str(config)), Metrics(), 60.0)
     wait_rights(made, space.name, access[1]["rules"])
     return made
 
 
 def test_the_operator_answers_an_applied_and_a_changed_resource(server: ApiServer, space: Space) -> None:
-    found = round_trip(server, resource(space.name, "trip", None), 30)
+    found = round_trip(server, resource(space.name, "trip", None), 150)
     assert found["metadata"]["generation"] == found["status"]["observedGeneration"] == 2
     with pytest.raises(KubeError):
         space.get("fgd", "trip")

@@ -29,7 +29,7 @@ def queue_of(clock: Clock | None = None, *, first: float = 60.0, jitter: float =
 
 
 async def take(queue: WorkQueue) -> tuple[str, str]:
-    return await asyncio.wait_for(queue.take(), 5)
+    return await asyncio.wait_for(queue.take(), 60)
 
 
 def is_idle(queue: WorkQueue) -> bool:

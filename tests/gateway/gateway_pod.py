@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import envoy
 import httpx
@@ -26,12 +26,15 @@ from fastgen_gateway.bootstrap import (
     with_tls,
 )
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 ENVOY = Path(envoy.__path__[0]) / "_bin" / "envoy"
 _START_SECONDS = 60.0
-# Without a picker, Envoy retries for half a minute. On a busy machine, a test's picker may take longer to start.
-_RETRIES, _MORE_RETRIES = "num_retries: 60\n", "num_retries: 600\n"
+# How long a client waits for what it reads next. Only a gateway that hangs takes as long.
+CLIENT_SECONDS = PATIENCE * 30.0
+# On a busy machine, a test's picker may take longer to start than Envoy retries without it, which is half a minute. And
+# one that is stopped for seconds would make Envoy send a request again, which then is twice in counts, turns and logs.
+_CHANGES = {"num_retries: 60\n": "num_retries: 600\n", "message_timeout: 5s\n": "message_timeout: 150s\n"}
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -40,6 +43,9 @@ class GatewayPod:
 
     Envoy asks the kernel to end it with the thread that starts it: start it from the main thread.
 
+    Attributes:
+        changes: texts of Envoy's bootstrap, and those that replace them.
+
     Args:
         folder: for logs and Envoy's bootstrap.
         api_server: URL of the API server.
@@ -47,6 +53,8 @@ class GatewayPod:
         certificate: folder with the files of a Secret of type kubernetes.io/tls; without it, Envoy speaks plain HTTP.
         address: on which both programs listen; None for the default, which is all addresses.
     """
+
+    changes: ClassVar[Mapping[str, str]] = _CHANGES
 
     def __init__(
         self,
@@ -95,15 +103,16 @@ class GatewayPod:
         config.write_text(self._bootstrap())
         command = [
             *(str(ENVOY), "-c", str(config), "--log-level", "warning", "--concurrency", "2"),
-            *("--use-dynamic-base-id", "--drain-time-s", "5", "--file-flush-interval-msec", "100"),
+            *("--use-dynamic-base-id", "--drain-time-s", "600", "--file-flush-interval-msec", "100"),
         ]
         with (self.folder / "envoy.log").open("ab") as log:
             self._envoy = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _bootstrap(self) -> str:
         text = bootstrap(self.ports, self._address)
-        assert _RETRIES in text
-        text = text.replace(_RETRIES, _MORE_RETRIES)
+        for old, new in self.changes.items():
+            assert old in text
+            text = text.replace(old, new)
         return text if self._certificate is None else with_certificate(text, self.folder, self._certificate)
 
     def start_picker(self, *options: str) -> None:
@@ -112,7 +121,11 @@ class GatewayPod:
 
     def wait_ready(self) -> None:
         wait_until(lambda: self.status(self.ports.status, "/ready") == 200, "Envoy is ready", _START_SECONDS)
-        wait_until(lambda: self.status(self.http_port, "/readyz") == 200, "the picker is ready", _START_SECONDS)
+        wait_until(self._is_serving, "the picker is ready", _START_SECONDS)
+
+    def _is_serving(self) -> bool:
+        assert self._picker is None or self._picker.poll() is None, self.picker_log
+        return self.status(self.http_port, "/readyz") == 200
 
     def stop(self) -> None:
         """End both programs; the picker must end by itself."""
@@ -121,7 +134,7 @@ class GatewayPod:
                 process.send_signal(signal.SIGTERM)
         for process in (self._picker, self._envoy):
             if process is not None:
-                assert process.wait(20) in (0, -signal.SIGKILL), self.picker_log
+                assert process.wait(PATIENCE * 20) in (0, -signal.SIGKILL), self.picker_log
 
     def kill_picker(self) -> None:
         assert self._picker is not None
@@ -134,12 +147,12 @@ class GatewayPod:
 
     def drain(self) -> None:
         """Wait until the pod has no request, as the containers' preStop hooks do."""
-        httpx.get(f"http://127.0.0.1:{self.http_port}/drain", timeout=120, verify=_NO_TLS).raise_for_status()
+        httpx.get(f"http://127.0.0.1:{self.http_port}/drain", timeout=PATIENCE * 120, verify=_NO_TLS).raise_for_status()
 
     @property
     def access_log(self) -> list[dict[str, Any]]:
-        """The lines of Envoy's access log."""
-        lines = (self.folder / "envoy.log").read_text().splitlines()
+        """The lines of Envoy's access log, without one that is being written."""
+        *lines, _ = (self.folder / "envoy.log").read_text().split("\n")
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     @property
@@ -157,17 +170,24 @@ class GatewayPod:
     def status(self, port: int, path: str) -> int | None:
         """Return the status of a GET; None if the connection fails."""
         try:
-            return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5, verify=_NO_TLS).status_code
+            return self.fetch(port, path).status_code
         except httpx.TransportError:
             return None
 
+    def fetch(self, port: int, path: str) -> httpx.Response:
+        """Return the response to a GET at one of the ports."""
+        return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=CLIENT_SECONDS, verify=_NO_TLS)
+
     def demand(self) -> dict[str, Any]:
         """Return what the picker tells the operator."""
-        answer: dict[str, Any] = httpx.get(f"http://127.0.0.1:{self.http_port}/demand", verify=_NO_TLS).json()
+        answer: dict[str, Any] = self.fetch(self.http_port, "/demand").json()
         return answer
 
     def metrics(self) -> str:
-        return httpx.get(f"http://127.0.0.1:{self.http_port}/metrics", verify=_NO_TLS).text
+        return self.fetch(self.http_port, "/metrics").text
+
+    def envoy_metrics(self) -> str:
+        return self.fetch(self.ports.status, "/stats/prometheus").text
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
         """Return a metric of the picker by the values of its labels, in the order of the labels' names."""
@@ -182,7 +202,7 @@ class GatewayPod:
         self,
         model: object = "m",
         path: str = "/v1/completions",
-        seconds: float = 30,
+        seconds: float = CLIENT_SECONDS,
         key: str | None = None,
         **fields: Any,
     ) -> httpx.Response:
@@ -190,13 +210,15 @@ class GatewayPod:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return self.post({"model": model, **fields}, path, seconds, **headers)
 
-    def post(self, body: object, path: str = "/v1/completions", seconds: float = 30, **headers: str) -> httpx.Response:
+    def post(
+        self, body: object, path: str = "/v1/completions", seconds: float = CLIENT_SECONDS, **headers: str
+    ) -> httpx.Response:
         """Send a body, as it is if it is bytes."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return httpx.post(f"{self.url}{path}", timeout=seconds, verify=_NO_TLS, headers=headers, **content)  # type: ignore[arg-type]
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=30, verify=_NO_TLS, headers=headers)
+        return httpx.get(f"{self.url}{path}", timeout=CLIENT_SECONDS, verify=_NO_TLS, headers=headers)
 
 
 def client_options(
@@ -235,6 +257,11 @@ def expose(
     api.deployment(name, model=model)
     api.endpoints(name, *(replica.address for replica in replicas))
     wait_for_ready(pod, name, len(replicas))
+
+
+def wait_for_idle(pod: GatewayPod, name: str = "m") -> None:
+    """Wait until the picker has counted the end of all requests of a model: a client may get its response before."""
+    wait_until(lambda: pod.demand()["deployments"][f"default/{name}"]["running"] == 0, f"{name} is idle")
 
 
 def wait_for_ready(pod: GatewayPod, name: str, number: int) -> None:

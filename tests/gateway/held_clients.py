@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from support.waiting import PATIENCE
+
 
 class HeldClients:
     """Sends requests at once, in a thread, and collects the responses.
@@ -35,8 +37,8 @@ class HeldClients:
         return sum(self.statuses.values())
 
     def wait(self, seconds: float = 60) -> Counter[int]:
-        """Return the statuses once all requests have ended."""
-        self._thread.join(seconds)
+        """Return the statuses once all requests have ended, within `PATIENCE * seconds`."""
+        self._thread.join(PATIENCE * seconds)
         assert not self._thread.is_alive(), f"requests wait: {self.statuses} ended"
         return self.statuses
 

@@ -22,6 +22,7 @@ from fastgen_gateway.metrics import Metrics
 from fastgen_gateway.routing.client_limits import ClientLimits
 from fastgen_gateway.routing.held_requests import HoldLimits
 from fastgen_gateway.routing.router import Router
+from support.waiting import PATIENCE
 
 T = TypeVar("T")
 _SLICES, _DEPLOYMENTS = "endpointslices", "fastgendeployments"
@@ -46,11 +47,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE * 30)
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE * 10)
 
 
 class _Site:
@@ -235,6 +236,7 @@ class ApiServerStandIn:
         status: HTTP status of all responses, if not 200.
         most_objects: a longer page of a list takes an hour.
         paths: paths of the last requests.
+        too_long: paths of the requests for pages of more objects than `most_objects`.
         deep: JSON that takes the place of each text `DEEP` in an object.
     """
 
@@ -246,7 +248,8 @@ class ApiServerStandIn:
         self.status = 200
         self.most_objects = 1 << 20
         self.deep = "{}"
-        self.paths: deque[str] = deque(maxlen=4)
+        self.paths: deque[str] = deque(maxlen=100)
+        self.too_long: list[str] = []
         self._site = _Site(loop, self._answer)
 
     @property
@@ -369,7 +372,7 @@ class ApiServerStandIn:
     @staticmethod
     async def _watched(found: _Kind) -> None:
         """Wait until a watch of the kind is open."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE * 20):
             while not found.watchers:
                 await asyncio.sleep(0.01)
 
@@ -385,6 +388,7 @@ class ApiServerStandIn:
         found = self._kinds[request.path.rpartition("/")[2]]
         if "watch" not in request.query:
             if int(request.query["limit"]) > self.most_objects:
+                self.too_long.append(request.path)
                 await asyncio.sleep(3600)
             return self._page(found, int(request.query["limit"]), int(request.query.get("continue", 0)))
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

@@ -6,20 +6,25 @@ import json
 import random
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose
+from gateway.gateway_pod import CLIENT_SECONDS, GatewayPod, expose
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.waiting import wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 _DEEP = 100_000
+
+
+def connected(pod: GatewayPod) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", pod.ports.front), timeout=CLIENT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_a_request_without_a_body_reaches_no_replica(
     pod: GatewayPod, api: ApiServerStandIn, replicas: Pair, method: str, path: str
 ) -> None:
     expose(api, pod, "m", replicas[0])
-    response = httpx.request(method, pod.url + path)
+    response = httpx.request(method, pod.url + path, timeout=CLIENT_SECONDS)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
     assert f"the gateway has no {method} {path}; " in response.json()["error"]["message"]
@@ -83,7 +88,7 @@ def test_only_post_requests_reach_a_replica(
 ) -> None:
     """Otherwise GET /drain with a body would drain a gateway pod to which an endpoint points."""
     expose(api, pod, "m", replicas[0])
-    response = httpx.request(method, f"{pod.url}/drain", json={"model": "m"})
+    response = httpx.request(method, f"{pod.url}/drain", json={"model": "m"}, timeout=CLIENT_SECONDS)
     assert response.status_code == 404
     assert f"the gateway has no {method} /drain; send a POST request" in response.json()["error"]["message"]
     assert replicas[0].received == []
@@ -121,7 +126,7 @@ def test_a_body_that_does_not_arrive_ends_its_request(
 ) -> None:
     """Envoy keeps what has arrived of a body in memory, and the client may be gone."""
     expose(api, hasty, "m", replicas[0])
-    with socket.create_connection(("127.0.0.1", hasty.ports.front), timeout=30) as client:
+    with connected(hasty) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\n" + sent)
         with client.makefile("rb") as answer:
             received = answer.read()  # to the end of the connection
@@ -140,25 +145,20 @@ def test_large_bodies_beyond_the_limit_are_refused_before_they_arrive(
     pod.start()
     try:
         expose(api, pod, "m", replicas[0])
-        large = {"model": "m", "prompt": "x" * 900_000}
         with ExitStack() as stack:
-            others: list[socket.socket] = []
-            refusals: list[httpx.Response] = []
-
-            def is_refused() -> bool:
-                # The other request is refused, and must be sent again, if the picker sees it second.
-                if not others or select.select(others[-1:], [], [], 0)[0]:
-                    client = stack.enter_context(socket.create_connection(("127.0.0.1", pod.ports.front), timeout=30))
-                    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 900000\r\n\r\n")
-                    others.append(client)
-                response = pod.post(large)
-                refusals.extend([response] if response.status_code == 503 else [])
-                return bool(refusals)
-
-            wait_until(is_refused, "the other body is expected")
-            assert refusals[0].headers["retry-after"] == "1"
-            assert refusals[0].json()["error"]["code"] == "bodies_full"
+            clients = [stack.enter_context(connected(pod)) for _ in range(2)]
+            for client in clients:
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 900000\r\n\r\n")
+            # Whichever the picker sees first, its body is expected, and the other one has no room.
+            refused, _, _ = select.select(clients, [], [], CLIENT_SECONDS)
+            assert len(refused) == 1
+            response = HTTPResponse(refused[0])
+            response.begin()
+            assert (response.status, response.headers["retry-after"]) == (503, "1")
+            assert json.loads(response.read())["error"]["code"] == "bodies_full"
             assert pod.ask("m").status_code == 200, "a small one is received"
+            assert select.select([client for client in clients if client not in refused], [], [], 0)[0] == []
+        large = {"model": "m", "prompt": "x" * 900_000}
         wait_until(lambda: pod.post(large).status_code == 200, "the other client has left")
     finally:
         pod.stop()
@@ -167,11 +167,10 @@ def test_large_bodies_beyond_the_limit_are_refused_before_they_arrive(
 class _FewConnections(GatewayPod):
     """A gateway that accepts four connections of clients at a time."""
 
-    def _bootstrap(self) -> str:
-        most = "max_active_downstream_connections: "
-        text = super()._bootstrap()
-        assert f"{most}20000" in text
-        return text.replace(f"{most}20000", f"{most}4")
+    changes: ClassVar[Mapping[str, str]] = {
+        **GatewayPod.changes,
+        "max_active_downstream_connections: 20000": "max_active_downstream_connections: 4",
+    }
 
 
 def test_clients_that_hold_all_connections_keep_no_probe_from_an_answer(api: ApiServerStandIn, tmp_path: Path) -> None:
@@ -180,9 +179,8 @@ def test_clients_that_hold_all_connections_keep_no_probe_from_an_answer(api: Api
     pod.start()
     try:
         with ExitStack() as stack:
-            connect = partial(socket.create_connection, ("127.0.0.1", pod.ports.front), timeout=30)
-            clients = [stack.enter_context(connect()) for _ in range(5)]
-            closed, _, _ = select.select(clients, [], [], 30)
+            clients = [stack.enter_context(connected(pod)) for _ in range(5)]
+            closed, _, _ = select.select(clients, [], [], CLIENT_SECONDS)
             assert [client.recv(1) for client in closed] == [b""], "one is too many"
             assert pod.status(pod.ports.status, "/ready") == 200
     finally:

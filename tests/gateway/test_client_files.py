@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from fastgen_gateway.client_files import ClientPaths, follow_clients, read_clien
 from fastgen_gateway.routing.access import Clients
 from fastgen_gateway.routing.client import Client
 from fastgen_gateway.settings import parse_settings
+from support.waiting import PATIENCE
 
 URL = ("--api-server", "http://127.0.0.1:1")
 
@@ -168,7 +168,7 @@ def test_the_picker_does_not_start_without_its_keys(keys: Path, tmp_path: Path) 
     for folder, message in ((tmp_path / "none", "No such file or directory"), (keys, "the same key")):
         (keys / "team-c").write_text("k3")
         command = [sys.executable, "-m", "fastgen_gateway.main", *URL, "--client-keys", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 60, check=False)
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith("fastgen-gateway: API keys and limits of clients: ")
         assert message in done.stderr

@@ -13,7 +13,7 @@ from openai import OpenAI
 from engine.server.serving import REAL, Serving, serving
 from gateway.gateway_pod import GatewayPod, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 
 def expose(api: ApiServerStandIn, pod: GatewayPod, *engines: Serving) -> None:
@@ -23,7 +23,7 @@ def expose(api: ApiServerStandIn, pod: GatewayPod, *engines: Serving) -> None:
 
 
 def client(pod: GatewayPod) -> OpenAI:
-    return OpenAI(base_url=f"{pod.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return OpenAI(base_url=f"{pod.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE * 120)
 
 
 @pytest.fixture
@@ -49,9 +49,12 @@ def test_engines_metrics_are_scraped_and_requests_shared(
         client(pod).completions.create(model="smollm2", prompt=f"{number} go on", max_tokens=3) for number in range(12)
     ]
     assert all(each.choices[0].text for each in done)
-    served = [engine.metric("fastgen_request_success_total", finish_reason="length") for engine in engines]
-    assert sum(served) == 12
-    assert min(served) > 0
+
+    def served() -> list[float]:
+        return [engine.metric("fastgen_request_success_total", finish_reason="length") for engine in engines]
+
+    wait_until(lambda: sum(served()) == 12, "all are counted")
+    assert min(served()) > 0
     failures = {reason for _, _, reason in pod.values("fastgen_gateway_scrape_failures_total")}
     assert failures <= {"TimedOut"}, "on a busy machine, an engine may take longer"
 
@@ -94,7 +97,7 @@ def test_no_request_fails_while_an_engine_drains(
     wait_until(lambda: counts[0] > before + 20, "the other engine answers")
     ended.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE * 60)
     assert errors == []
     assert [chunk.choices[0].finish_reason for chunk in long][-1] == "length"
 
@@ -125,5 +128,5 @@ def test_a_real_model_answers_through_the_gateway_once_it_is_ready(
     with serving(tmp_path, *options, command=REAL) as server:
         server.wait_status("/ready", 200, seconds=240)
         api.endpoints("chat", f"127.0.0.1:{server.port}")
-        asking.join(120)
+        asking.join(PATIENCE * 120)
         assert texts == ["The capital of Germany is Berlin."]

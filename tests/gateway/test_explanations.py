@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.gateway_pod import GatewayPod, expose
+from gateway.gateway_pod import GatewayPod, expose, wait_for_idle
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.waiting import wait_until
@@ -21,6 +21,7 @@ def test_the_access_log_names_the_replica_and_the_tokens(
     expose(api, pod, "m", a, b)
     body = {"model": "m", "prompt": "x" * 1022, "usage": [257, 3]}
     pod.post(body, "/v1/first?secret=1")
+    wait_for_idle(pod)
     pod.post(body, "/v1/second")
     wait_until(lambda: logged(pod, "/v1/first") and logged(pod, "/v1/second"), "the requests are logged", 30)
     (first,), (second,) = logged(pod, "/v1/first"), logged(pod, "/v1/second")
@@ -40,6 +41,7 @@ def test_the_access_log_tells_of_retries_and_refusals(pod: GatewayPod, api: ApiS
     a.mode = "reset"
     for number in range(2):
         pod.post({"model": "m", "prompt": f"{number}"}, "/v1/retried")
+        wait_for_idle(pod)
     pod.post({"model": "none"}, "/v1/refused")
     # Envoy's threads log them in any order.
     wait_until(lambda: len(logged(pod, "/v1/retried")) == 2 and logged(pod, "/v1/refused"), "all are logged", 30)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, expose, wait_for_ready
+from gateway.gateway_pod import CLIENT_SECONDS, GatewayPod, expose, wait_for_ready
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.waiting import wait_until
@@ -22,6 +23,11 @@ _OPEN = 'envoy_http_downstream_rq_active{envoy_http_conn_manager_prefix="front"}
 def held(pod: GatewayPod, name: str = "m") -> int:
     number: int = pod.demand()["deployments"][f"default/{name}"]["held"]
     return number
+
+
+def oldest(pod: GatewayPod, name: str = "m") -> float:
+    seconds: float = pod.demand()["deployments"][f"default/{name}"]["oldestHeldSeconds"]
+    return seconds
 
 
 def test_a_request_without_a_ready_replica_waits_for_one(
@@ -80,7 +86,8 @@ def test_a_request_that_arrives_without_a_picker_waits_for_it_and_streams_run_on
     pod: GatewayPod, api: ApiServerStandIn, replicas: Pair
 ) -> None:
     expose(api, pod, "m", replicas[0])
-    with httpx.stream("POST", f"{pod.url}/v1/completions", json={"model": "m", "events": 40, "gap": 0.1}) as response:
+    body = {"model": "m", "events": 40, "gap": 0.1}
+    with httpx.stream("POST", f"{pod.url}/v1/completions", json=body, timeout=CLIENT_SECONDS) as response:
         lines = response.iter_lines()
         next(lines)
         pod.kill_picker()
@@ -107,15 +114,30 @@ def test_without_a_picker_a_client_cannot_choose_the_replica(
     assert (len(a.received), len(b.received)) == (1, 0)
 
 
-def test_a_hold_outlasts_envoys_timeout_for_the_picker(pod: GatewayPod, api: ApiServerStandIn, replicas: Pair) -> None:
-    expose(api, pod, "m")
-    before = _stat(pod, "envoy_http_ext_proc_message_timeouts")
-    clients = HeldClients(pod.ports.front, 3, {"model": "m"})
-    wait_until(lambda: pod.demand()["deployments"]["default/m"]["oldestHeldSeconds"] > 6, "6 s have passed")
-    assert held(pod) == 3
-    assert _stat(pod, "envoy_http_ext_proc_message_timeouts") == before
-    api.endpoints("m", replicas[0].address)
-    assert clients.wait() == {200: 3}
+class _HastyPod(GatewayPod):
+    """A gateway whose Envoy waits a second for the picker."""
+
+    changes: ClassVar[Mapping[str, str]] = {**GatewayPod.changes, "message_timeout: 5s\n": "message_timeout: 1s\n"}
+
+
+def test_a_hold_outlasts_envoys_timeout_for_the_picker(api: ApiServerStandIn, replicas: Pair, tmp_path: Path) -> None:
+    hasty = _HastyPod(tmp_path, api.url)
+    hasty.start()
+    try:
+        expose(api, hasty, "m")
+        clients = HeldClients(hasty.ports.front, 3, {"model": "m"})
+        # Until then, Envoy may ask a slow picker again. A request has no timeout from before a change any more.
+        changed = lambda: _stat(hasty, "envoy_http_ext_proc_override_message_timeout_received")  # noqa: E731
+        wait_until(lambda: changed() >= 3 and held(hasty) == 3, "Envoy knows that they are held")
+        before = _stat(hasty, "envoy_http_ext_proc_message_timeouts")
+        since = oldest(hasty)
+        wait_until(lambda: oldest(hasty) > since + 2, "2 s have passed")
+        assert held(hasty) == 3
+        assert _stat(hasty, "envoy_http_ext_proc_message_timeouts") == before
+        api.endpoints("m", replicas[0].address)
+        assert clients.wait() == {200: 3}
+    finally:
+        hasty.stop()
 
 
 def test_a_held_request_ends_when_its_client_leaves(pod: GatewayPod, api: ApiServerStandIn) -> None:
@@ -215,5 +237,5 @@ def test_a_picker_that_hangs_is_found(pod: GatewayPod, api: ApiServerStandIn, re
 
 def _stat(pod: GatewayPod, name: str) -> float:
     """Return the sum of a metric of Envoy; `name` may have its first labels."""
-    text = httpx.get(f"http://127.0.0.1:{pod.ports.status}/stats/prometheus").text
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+    lines = pod.envoy_metrics().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.gateway_pod import GatewayPod, wait_for_ready
+from gateway.gateway_pod import CLIENT_SECONDS, GatewayPod, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn, LoopThread, ReplicaStandIn
 
 pytestmark = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
@@ -35,8 +35,9 @@ def test_clients_probes_and_replicas_may_have_addresses_of_both_families(
     api.put("endpointslices", "default", "m", {"addressType": "IPv6", **slices}, labels=labels)
     wait_for_ready(everywhere, "m", 1)
     for address in ("127.0.0.1", "[::1]"):
-        response = httpx.post(f"http://{address}:{everywhere.ports.front}/v1/completions", json={"model": "m"})
-        assert (response.status_code, response.json()["served_by"]) == (200, "six")
-        assert httpx.get(f"http://{address}:{everywhere.ports.status}/ready").status_code == 200
-        assert httpx.get(f"http://{address}:{everywhere.http_port}/readyz").status_code == 200
+        with httpx.Client(timeout=CLIENT_SECONDS) as client:
+            response = client.post(f"http://{address}:{everywhere.ports.front}/v1/completions", json={"model": "m"})
+            assert (response.status_code, response.json()["served_by"]) == (200, "six")
+            assert client.get(f"http://{address}:{everywhere.ports.status}/ready").status_code == 200
+            assert client.get(f"http://{address}:{everywhere.http_port}/readyz").status_code == 200
     replica.stop()

@@ -11,7 +11,7 @@ from openai import AuthenticationError, OpenAI, RateLimitError
 from engine.server.serving import Serving, serving
 from gateway.gateway_pod import GatewayPod, client_options, wait_for_ready
 from gateway.stand_ins import ApiServerStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 LONG = "words of a prompt that is long enough for several blocks of the cache " * 30
 
@@ -44,7 +44,7 @@ def keyed(_api: ApiServerStandIn, api: ApiServerStandIn, engine: Serving, tmp_pa
 
 
 def client(pod: GatewayPod, name: str) -> OpenAI:
-    return OpenAI(base_url=f"{pod.url}/v1", api_key=f"key-of-{name}", max_retries=0, timeout=120)
+    return OpenAI(base_url=f"{pod.url}/v1", api_key=f"key-of-{name}", max_retries=0, timeout=PATIENCE * 120)
 
 
 def used(pod: GatewayPod, name: str) -> tuple[float, float]:

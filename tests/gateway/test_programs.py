@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ from cluster.controlplane import free_ports
 from fastgen_gateway.bootstrap import BOOTSTRAP, Ports, bootstrap
 from fastgen_gateway.ext_proc import server
 from fastgen_gateway.settings import parse_settings
-from gateway.gateway_pod import ENVOY, GatewayPod, expose
+from gateway.gateway_pod import CLIENT_SECONDS, ENVOY, GatewayPod, expose
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 
@@ -90,7 +89,7 @@ def test_a_port_that_is_taken_ends_the_program(pod: GatewayPod, api: ApiServerSt
             *(sys.executable, "-m", "fastgen_gateway.main", "--api-server", api.url, flag, str(port)),
             *(other, str(free_ports(1)[0]), "--http-address", "127.0.0.1"),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 60, check=False)
         assert done.returncode == 2, done.stderr
         assert str(port) in done.stderr
         assert "Traceback" not in done.stderr, done.stderr
@@ -131,7 +130,7 @@ def test_the_metrics_are_those_of_prometheus(pod: GatewayPod, api: ApiServerStan
 
 def test_envoys_state_is_on_its_port_and_its_admin_interface_is_not(pod: GatewayPod) -> None:
     url = f"http://127.0.0.1:{pod.ports.status}"
-    assert httpx.get(f"{url}/ready").text == "LIVE\n"
-    assert "envoy_http_downstream_rq_active" in httpx.get(f"{url}/stats/prometheus").text
+    assert pod.fetch(pod.ports.status, "/ready").text == "LIVE\n"
+    assert "envoy_http_downstream_rq_active" in pod.envoy_metrics()
     for path in ("/", "/config_dump", "/quitquitquit", "/healthcheck/fail", "/ready/../config_dump"):
-        assert httpx.post(f"{url}{path}").status_code in (404, 405), path
+        assert httpx.post(f"{url}{path}", timeout=CLIENT_SECONDS).status_code in (404, 405), path

@@ -20,6 +20,7 @@ from fastgen_gateway.routing.router import Router
 from fastgen_operator.kinds import FASTGEN
 from harness.hostile import deep, manifest
 from harness.space import resource, running
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.controlplane
 
@@ -101,14 +102,14 @@ async def reading(credentials: Credentials, failures: list[str]) -> AsyncIterato
         view = ClusterView(server, (), router, lambda: None, failures.append)
         task = asyncio.create_task(view.run())
         try:
-            await asyncio.wait_for(view.listed.wait(), 60)
+            await asyncio.wait_for(view.listed.wait(), PATIENCE * 60)
             yield router
         finally:
             task.cancel()
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE * 30):
         while not condition():
             await asyncio.sleep(0.05)
 

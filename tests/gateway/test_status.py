@@ -14,7 +14,7 @@ from fastgen_operator.runtime.discovery import GATEWAY_SELECTOR
 from gateway.gateway_pod import GatewayPod, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 KEY = ("default", "m")
@@ -40,7 +40,7 @@ class PlayedCluster:
         local = self._ports[pod]
         if local is None:
             raise PluginError(f"forwarding port {port} of pod {namespace}/{pod}: forbidden")
-        return http.client.HTTPConnection("127.0.0.1", local, timeout=seconds)
+        return http.client.HTTPConnection("127.0.0.1", local, timeout=PATIENCE * seconds)
 
 
 def views(**ports: int | None) -> list[GatewayView]:
@@ -52,7 +52,7 @@ def test_held_and_running_requests_and_ready_replicas_are_shown(
     pod: GatewayPod, api: ApiServerStandIn, replicas: Pair
 ) -> None:
     expose(api, pod, "m")
-    HeldClients(pod.ports.front, 3, {"model": "m", "seconds": 60})
+    HeldClients(pod.ports.front, 3, {"model": "m", "seconds": 600})
     wait_until(lambda: views(one=pod.http_port)[0].held == 3, "the requests are held")
     (line,) = summary(views(one=pod.http_port, two=pod.http_port))
     assert line.startswith("ready replicas: 0, running requests: 0, held: 6 for up to ")

@@ -25,7 +25,7 @@ from fastgen_gateway.bootstrap import (
     with_tls,
 )
 from gateway.certificates import MountedSecret
-from gateway.gateway_pod import ENVOY, GatewayPod, expose, with_certificate
+from gateway.gateway_pod import CLIENT_SECONDS, ENVOY, GatewayPod, expose, with_certificate
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.waiting import wait_until
 
@@ -62,7 +62,7 @@ def served(pod: GatewayPod) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(("127.0.0.1", pod.ports.front), timeout=30) as plain,
+        socket.create_connection(("127.0.0.1", pod.ports.front), timeout=CLIENT_SECONDS) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         found = connection.getpeercert(binary_form=True)
@@ -86,10 +86,10 @@ def test_clients_connect_with_tls_and_not_without(
     certificate = secret.renew()
     wait_served(encrypted, certificate)
     url = f"https://localhost:{encrypted.ports.front}/v1/completions"
-    response = httpx.post(url, json={"model": "m"}, verify=trusting(certificate), timeout=30)
+    response = httpx.post(url, json={"model": "m"}, verify=trusting(certificate), timeout=CLIENT_SECONDS)
     assert (response.status_code, response.json()["served_by"]) == (200, "a")
     with pytest.raises(httpx.TransportError):
-        httpx.post(url.replace("https", "http"), json={"model": "m"}, timeout=30)
+        httpx.post(url.replace("https", "http"), json={"model": "m"}, timeout=CLIENT_SECONDS)
 
 
 def test_a_renewed_certificate_is_served_without_a_restart_and_streams_run_on(
@@ -100,7 +100,7 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_streams_run_on(
     wait_served(encrypted, before)
     url = f"https://localhost:{encrypted.ports.front}/v1/completions"
     body = {"model": "m", "events": 40, "gap": 0.1}
-    with httpx.stream("POST", url, json=body, verify=trusting(before), timeout=30) as response:
+    with httpx.stream("POST", url, json=body, verify=trusting(before), timeout=CLIENT_SECONDS) as response:
         lines = response.iter_lines()
         next(lines)
         wait_served(encrypted, secret.renew())

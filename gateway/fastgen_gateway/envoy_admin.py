@@ -33,18 +33,32 @@ async def drain_envoy(port: int) -> None:
     url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
         for path in _POSTS:
-            async with session.post(f"{url}{path}") as response:
-                response.raise_for_status()
-        while await _num_active(session, url) > 0 or time.monotonic() - began < _LEAST_SECONDS:
+            while not await _post(session, f"{url}{path}"):
+                await asyncio.sleep(_POLL_SECONDS)
+        while await _is_active(session, url) or time.monotonic() - began < _LEAST_SECONDS:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _num_active(session: aiohttp.ClientSession, url: str) -> int:
-    """Return the number of requests of clients; 0 once Envoy does not answer any more."""
+async def _post(session: aiohttp.ClientSession, url: str) -> bool:
+    """Return whether Envoy has answered in time. Raises ClientError if it does not run, or answers with an error."""
+    try:
+        async with session.post(url) as response:
+            response.raise_for_status()
+    except TimeoutError:
+        logger.warning("Envoy's admin interface is slow")
+        return False
+    return True
+
+
+async def _is_active(session: aiohttp.ClientSession, url: str) -> bool:
+    """Return whether Envoy has requests of clients, or is too slow to tell; False once it does not run any more."""
     try:
         async with session.get(f"{url}/stats", params={"filter": f"^{_ACTIVE}$", "format": "json"}) as response:
             stats = (await response.json(content_type=None))["stats"]
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except TimeoutError:
+        logger.warning("Envoy's admin interface is slow")
+        return True
+    except (aiohttp.ClientError, OSError) as error:
         logger.warning("Envoy's admin interface does not answer: %s", error)
-        return 0
-    return sum(int(each["value"]) for each in stats if each.get("name") == _ACTIVE)
+        return False
+    return any(int(each["value"]) > 0 for each in stats if each.get("name") == _ACTIVE)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import httpx
+import pytest
+from aiohttp import web
 
-from gateway.gateway_pod import GatewayPod, expose
+from cluster.controlplane import free_ports
+from fastgen_gateway import envoy_admin
+from gateway.gateway_pod import CLIENT_SECONDS, GatewayPod, expose
 from gateway.held_clients import HeldClients
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 
 def test_a_pod_that_drains_finishes_what_runs(
@@ -21,8 +28,9 @@ def test_a_pod_that_drains_finishes_what_runs(
     try:
         expose(api, pod, "m", replicas[0])
         expose(api, pod, "none")
-        body = {"model": "m", "events": 20, "gap": 1.0}
-        with httpx.stream("POST", f"{pod.url}/v1/completions", json=body, timeout=60) as response:
+        replicas[0].permit()
+        body = {"model": "m", "events": 2, "gated": True}
+        with httpx.stream("POST", f"{pod.url}/v1/completions", json=body, timeout=CLIENT_SECONDS) as response:
             lines = response.iter_lines()
             next(lines)
             held = HeldClients(pod.ports.front, 2, {"model": "none"})
@@ -41,8 +49,39 @@ def test_a_pod_that_drains_finishes_what_runs(
             late = pod.ask("m")
             assert late.status_code == 200
             assert late.headers["connection"] == "close"
+            draining.join(envoy_admin._LEAST_SECONDS + 2)
+            assert draining.is_alive(), "the drain lasts as long as the stream"
+            replicas[0].permit()
             assert list(lines)[-2:] == ["data: [DONE]", ""]
-            draining.join(60)
-            assert left == [0], "the drain lasts as long as the stream"
+            draining.join(PATIENCE * 60)
+            assert left == [0]
     finally:
         pod.stop()
+
+
+async def test_a_drain_waits_for_an_envoy_that_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the streams of a pod on a busy node would be cut."""
+    for name, value in (("_LEAST_SECONDS", 0.0), ("_POLL_SECONDS", 0.01), ("_TIMEOUT", aiohttp.ClientTimeout(total=1))):
+        monkeypatch.setattr(envoy_admin, name, value)
+    asked: Counter[str] = Counter()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked[request.path] += 1
+        if asked[request.path] == 1:
+            await asyncio.sleep(3600)
+        value = int(asked[request.path] < 4)
+        return web.json_response({"stats": [{"name": "http.front.downstream_rq_active", "value": value}]})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    port = free_ports(1)[0]
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        await envoy_admin.drain_envoy(port)
+    finally:
+        await runner.cleanup()
+    assert asked.keys() == {"/healthcheck/fail", "/drain_listeners", "/stats"}
+    assert min(asked["/healthcheck/fail"], asked["/drain_listeners"]) >= 2
+    assert asked["/stats"] >= 4

@@ -80,7 +80,7 @@ class Processes:
 
     def stop(self, name: str, *, patience: float) -> None:
         """Terminate the program, and kill it after `patience` seconds. Does nothing if it does not run."""
-        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10.0)):
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 60.0)):
             pid = self.pid(name)
             if pid is None:
                 break

@@ -56,7 +56,7 @@ def test_a_deployment_gets_a_pod_that_is_scheduled(plane: ControlPlane) -> None:
     wait_for(
         "the pod has a node",
         lambda: plane.kubectl("get", "pods", "-o=jsonpath={.items[*].spec.nodeName}") == "made-up",
-        seconds=60,
+        seconds=300,
         every=0.2,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.forking import ForkServer
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 PROGRAM = """
 import time
@@ -35,11 +35,11 @@ def test_all_threads_that_wait_for_a_process_get_its_exit_status(server: ForkSer
     with ThreadPoolExecutor(8) as pool:
         for status in range(20):
             process = server.start([str(status), "0"], tmp_path / "log")
-            assert {each.result() for each in [pool.submit(process.wait, 10) for _ in range(8)]} == {status}
+            assert {each.result() for each in [pool.submit(process.wait, PATIENCE * 10) for _ in range(8)]} == {status}
 
 
 def test_the_end_of_the_process_that_forks_is_named(server: ForkServer, tmp_path: Path) -> None:
-    assert server.start(["3", "0"], tmp_path / "log").wait(10) == 3
+    assert server.start(["3", "0"], tmp_path / "log").wait(PATIENCE * 10) == 3
     os.kill(server.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="forks exits_with ended with -9"):
@@ -47,7 +47,7 @@ def test_the_end_of_the_process_that_forks_is_named(server: ForkServer, tmp_path
 
 
 def test_processes_end_with_the_process_that_forks(server: ForkServer, tmp_path: Path) -> None:
-    process = server.start(["0", "60"], tmp_path / "log")
+    process = server.start(["0", "600"], tmp_path / "log")
     assert process.poll() is None
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: is_gone(process.pid), within=10, what="its end")

@@ -108,7 +108,7 @@ def test_up_restarts_programs_that_have_died(node: Node) -> None:
 def test_gpus_are_allocatable(node: Node) -> None:
     node.up(print)
     path = "-o=jsonpath={.items[0].status.allocatable.nvidia\\.com/gpu}"
-    wait_for("allocatable GPUs", lambda: node.kubectl("get", "nodes", path) == "1", seconds=30, every=0.2)
+    wait_for("allocatable GPUs", lambda: node.kubectl("get", "nodes", path) == "1", seconds=150, every=0.2)
 
 
 def test_down_cleans_up_after_all_programs_crashed(node: Node, bare: Traces) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import pod_faults
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 POD: dict[str, Any] = {
     "metadata": {"name": "chat-x", "uid": "uid-1"},
@@ -40,7 +40,7 @@ def container(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    sleeping = subprocess.Popen(["sleep", "60"])
+    sleeping = subprocess.Popen(["sleep", "600"])
     command = Path(f"/proc/{sleeping.pid}/cmdline")
     eventually(command.read_bytes, within=5, what="the program", every=0.01)  # empty until its memory is set up
     yield sleeping
@@ -70,14 +70,17 @@ def test_a_container_without_a_cgroup_is_an_error() -> None:
 def test_the_next_pod_that_runs_a_program_is_stopped(container: Path, process: subprocess.Popen[bytes]) -> None:
     (container / "cgroup.procs").write_text(f"{process.pid}\n")
     with pytest.raises(RuntimeError, match="no new pod"):
-        pod_faults.stop_next("sleep 60", seconds=0.1)
+        pod_faults.stop_next("sleep 600", seconds=0.1)
     with ThreadPoolExecutor(1) as pool:
-        watch = pool.submit(pod_faults.stop_next, "sleep 60", 10)
-        time.sleep(0.2)  # only the pods of now are known to the watch
-        new = container.parents[1] / "poduid-2" / "ccc"
-        new.mkdir(parents=True)
-        (new / "cgroup.procs").write_text(f"{process.pid}\n")
-        assert watch.result() == "uid-2"
+        watch = pool.submit(pod_faults.stop_next, "sleep 600", PATIENCE * 10)
+        made: list[str] = []
+        while not watch.done():  # the watch ignores the pods from before it begins, whenever that is
+            made.append(f"uid-{len(made) + 2}")
+            new = container.parents[1] / f"pod{made[-1]}" / "ccc"
+            new.mkdir(parents=True)
+            (new / "cgroup.procs").write_text(f"{process.pid}\n")
+            time.sleep(0.2)
+        assert watch.result() in made
 
     def is_stopped() -> bool:
         return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -100,4 +103,4 @@ def test_a_program_of_a_pod_is_killed(container: Path, process: subprocess.Popen
     with pytest.raises(RuntimeError, match="no process runs other"):
         pod_faults.kill(POD, "other")
     pod_faults.kill(POD, "sleep")
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(PATIENCE * 5) == -signal.SIGKILL

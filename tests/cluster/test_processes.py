@@ -40,15 +40,15 @@ def test_a_second_start_does_nothing(processes: Processes) -> None:
 def test_a_later_run_finds_and_stops_it(processes: Processes) -> None:
     pid = start(processes, SLEEP)
     later = Processes(processes.folder)
-    wait_for("the command line of the process", lambda: later.pid("it") == pid, seconds=10)
-    later.stop("it", patience=10)
+    wait_for("the command line of the process", lambda: later.pid("it") == pid, seconds=60)
+    later.stop("it", patience=60)
     assert command_line(pid) == []
     assert later.names() == []
 
 
 def test_a_program_that_ignores_sigterm_is_killed(processes: Processes) -> None:
     pid = start(processes, STUBBORN)
-    wait_for("the program to ignore SIGTERM", lambda: "set" in processes.log("it").read_text(), seconds=10)
+    wait_for("the program to ignore SIGTERM", lambda: "set" in processes.log("it").read_text(), seconds=60)
     processes.stop("it", patience=0.1)
     assert command_line(pid) == []
 
@@ -64,7 +64,7 @@ def test_a_reused_process_id_is_not_touched(processes: Processes) -> None:
 
 def test_a_program_that_exited_is_reported_with_the_end_of_its_log(processes: Processes) -> None:
     processes.start("it", [sys.executable, "-c", "raise SystemExit('no port is free')", str(processes.folder)])
-    wait_for("the program to exit", lambda: processes.pid("it") is None, seconds=10)
+    wait_for("the program to exit", lambda: processes.pid("it") is None, seconds=60)
     with pytest.raises(RuntimeError, match="no port is free"):
         processes.check()
 

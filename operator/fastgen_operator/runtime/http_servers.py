@@ -57,6 +57,9 @@ class _Bounded(ThreadingMixIn, TCPServer):
     """A server with a thread for each connection, and at most `_MOST_CONNECTIONS` of them."""
 
     daemon_threads = True
+    # The default of 5 is full while the process waits for the processor: the kernel drops what comes then, and clients
+    # try to connect again only after a second or more.
+    request_queue_size = 128
 
     def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET

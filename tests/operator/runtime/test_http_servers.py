@@ -37,6 +37,15 @@ def test_a_machine_without_ipv6_is_served_by_ipv4(monkeypatch: pytest.MonkeyPatc
         assert httpx.get(f"http://127.0.0.1:{server.port}/healthz", timeout=60).status_code == 200
 
 
+def test_clients_connect_although_the_server_has_no_time_to_accept_them() -> None:
+    server = health_server("127.0.0.1", 0, {})
+    with ExitStack() as clients:
+        for _ in range(100):
+            clients.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+    with server:
+        pass
+
+
 @contextmanager
 def serving(kind: str) -> Iterator[tuple[int, str]]:
     """Yield the port of a server and a path that it answers."""

@@ -125,11 +125,12 @@ def test_a_backlog_scales_up_and_its_end_scales_down_and_the_status_records_it(
     assert events is not None
     assert f"to {many} replicas" in events["ScaledUp"]["message"] or many > 2
     assert events["ScaledDown"]["message"].startswith(f"from {many} to ")
-    metrics = operator.metrics()
-    made = {labels for name, labels in metrics if name == "fastgen_operator_scaling_decisions_total"}
-    assert f"chat/{space.name}/DemandFell" in made
-    assert metrics["fastgen_operator_scrape_age_seconds", f"chat/{space.name}"] < 10
-    assert ("fastgen_operator_scaling_load_replicas", f"chat/{space.name}") in metrics
+    chat = f"chat/{space.name}"
+    made = ("fastgen_operator_scaling_decisions_total", f"{chat}/DemandFell")
+    eventually(lambda: made in operator.metrics(), within=20, what="the decision in the metrics")
+    age = ("fastgen_operator_scrape_age_seconds", chat)
+    eventually(lambda: operator.metrics()[age] < 10, within=20, what="a recent scrape")
+    assert ("fastgen_operator_scaling_load_replicas", chat) in operator.metrics()
 
 
 def test_a_noisy_load_and_a_restart_cause_no_writes(space: Space, operator: OperatorProcess, engines: Engines) -> None:
@@ -200,7 +201,7 @@ def test_invalid_metrics_and_hanging_engines_hold_the_fleet_and_set_the_conditio
     # One of two replicas has no metrics; those of the other still count.
     first.fault = "hangs"
     let_be_asked(second, 8)
-    assert space.condition("ScalingActive")["status"] == "True"
+    space.wait_condition("ScalingActive", "True")
 
     second.fault = "huge"
     condition = space.wait_condition("ScalingActive", "False", "MetricsStale")

@@ -114,12 +114,10 @@ def asleep(space: Space) -> None:
     space.wait_condition("Ready", "True", "ScaledToZero")
 
 
-def wake(space: Space, gateway: StandInGateway) -> float:
-    """Hold a request; return the seconds until the Deployment has a replica."""
-    began = time.monotonic()
+def wake(space: Space, gateway: StandInGateway) -> None:
+    """Hold a request, and wait until the Deployment has a replica."""
     gateway.held[f"{space.name}/chat"] = 1
     eventually(lambda: replicas(space) == 1, within=20, what="a replica", every=0.05)
-    return time.monotonic() - began
 
 
 def let_be_asked(gateway: StandInGateway, times: int) -> None:
@@ -136,7 +134,7 @@ def test_a_held_request_starts_a_replica_at_once_and_an_idle_one_is_removed(
     asleep(space)
     assert space.condition("ScalingActive")["status"] in ("True", "Unknown")
     eventually(lambda: gateway.asked > 2, within=20, what="polls")
-    assert wake(space, gateway) < 3, "a poll every half second, a decision and a reconcile"
+    wake(space, gateway)
     space.wait_condition("Ready", "False")
     run(space, engine)
     gateway.held[f"{space.name}/chat"] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fastgen_operator.kube.transport import KubeError
 from harness.adverse import NO_GPU, bind, bury, node, quota, record
 from harness.chart import operator_kubeconfig
 from harness.process import OperatorProcess
-from harness.proxy import UNAVAILABLE, Answer, Cut, Fault, Gone, Hang, Mute, Proxy, Request, Slow, overloaded
+from harness.proxy import UNAVAILABLE, Answer, Cut, Fault, Gone, Hang, Late, Mute, Proxy, Request, Slow, overloaded
 from harness.space import NOW, Space, resource
 from harness.webhook import mirror_image, mutating
 from support.namespace import Object
@@ -124,9 +125,9 @@ def test_an_overloaded_api_server_is_left_alone_for_as_long_as_it_says(
     wait_served(space)
     space.make_ready("other")
     space.wait_condition("Ready", "True", "AllReplicasReady", "other")
-    # At most four reconciles were running then; each notices at its next request.
-    early = [request for request, at in proxy.arrivals if request.is_write and asked[0] + 0.5 < at < asked[0] + 3.9]
-    assert early == []
+    # The reconcile of the other resource may have a request on its way, and Events have no retries.
+    early = [request for request, at in proxy.arrivals if request.is_write and asked[0] < at < asked[0] + 3.9]
+    assert len(early) <= 2, early
 
 
 def test_what_the_api_server_says_about_one_request_delays_no_other_resource(
@@ -139,20 +140,19 @@ def test_what_the_api_server_says_about_one_request_delays_no_other_resource(
     def rule(request: Request) -> Fault | None:
         if request.method == "PATCH" and request.path.endswith("/services/chat"):
             asked.append(time.monotonic())
-            return Answer(429, {"Retry-After": "12"})
+            return Answer(429, {"Retry-After": "30"})
         return None
 
     proxy.rule = rule
     space.apply(resource())
     eventually(lambda: asked, within=20, what="the write that is refused")
-    began = time.monotonic()
     space.apply(resource("other"))
     space.make_ready("other")
     space.wait_condition("Ready", "True", "AllReplicasReady", "other")
-    assert time.monotonic() - began < 10
-    assert space.get("networkpolicy", "chat"), "the other children"
+    assert len(asked) == 1, "the other resource was served meanwhile"
+    eventually(lambda: space.get("networkpolicy", "chat"), within=20, what="the other children")
     eventually(lambda: len(asked) > 1, within=30, what="the retry")
-    assert asked[1] - asked[0] >= 6
+    assert asked[1] - asked[0] >= 15
     proxy.rule = lambda _: None
     wait_served(space)
 
@@ -256,8 +256,9 @@ def test_a_failing_api_server_is_not_overloaded_and_resources_converge_after_it_
         space.patch(f"fgd/chat{number}", {"spec": {"replicas": 2}})
     began = time.monotonic()
     eventually(lambda: time.monotonic() > began + 10, within=20, what="an outage of 10 seconds")
-    watches = sum(request.is_watch or request.is_list for request, _ in proxy.arrivals[before:])
-    writes = len(proxy.arrivals) - before - watches
+    during = [request for request, at in proxy.arrivals[before:] if at < began + 10]
+    watches = sum(request.is_watch or request.is_list for request in during)
+    writes = len(during) - watches
     kinds = len({request.path for request, _ in proxy.arrivals if request.is_watch})
     # Each watch 1, 2, 4, 7 seconds after it broke; each reconcile by its own backoff; each resync once in 5 seconds.
     assert watches <= kinds * 7 + 10
@@ -353,24 +354,34 @@ def test_silent_watches_fail_the_probe_while_lists_keep_reconciles_going(
         # What changed before a watch opens, it does not have to deliver.
         space.patch("fgd/chat", {"metadata": {"annotations": {"example.com/changed": str(next(changes))}}})
         answer = operator.probe("healthz")
-        return str(answer.json()["error"]) if answer.status_code == 500 else ""
+        words = str(answer.json()["error"]) if answer.status_code == 500 else ""
+        # The machine may have stopped for longer than the other signs may take.
+        return words if words.startswith("watchSeconds is ") else ""
 
-    assert eventually(complaint, within=20, what="a failing probe").startswith("watchSeconds is ")
+    eventually(complaint, within=20, what="a probe that fails because of the watches")
 
 
 def test_an_operator_that_is_slow_because_of_the_api_server_passes_the_liveness_probe(
     proxy: Proxy, space: Space, start: Start
 ) -> None:
     """The resources that wait for its only worker wait longer than the probe allows for one step."""
-    stall = 8.0
-    proxy.rule = lambda request: None if request.is_watch else Slow(0.2)
-    names = [f"chat{number}" for number in range(5)]
+    stall = 15.0
+    has_begun = threading.Event()
+    names = [f"chat{number}" for number in range(9)]
+
+    def slow(request: Request) -> Slow | Late | None:
+        if request.is_watch:
+            return None
+        return Slow(0.2) if has_begun.is_set() else Late(has_begun)
+
+    proxy.rule = slow
     for name in names:
         space.apply(resource(name, replicas=0))
-    operator = start("--workers", "1", "--stall-seconds", str(stall), wait=False)
+    operator = start("--workers", "1", "--stall-seconds", str(stall), "--request-seconds", "30", wait=False)
     eventually(lambda: operator.probe("healthz"), within=30, what="a health server", every=0.05)
+    assert not operator.is_ready(), "nothing was listed"
+    has_begun.set()
     began = time.monotonic()
-    assert not operator.is_ready(), "the lists take seconds"
     complaints: list[str] = []
 
     def all_ready() -> bool:
@@ -379,7 +390,7 @@ def test_an_operator_that_is_slow_because_of_the_api_server_passes_the_liveness_
             complaints.append(answer.text)
         return all(space.condition("Ready", name).get("status") == "True" for name in names)
 
-    eventually(all_ready, within=60, what="all resources to be ready", every=0.1)
+    eventually(all_ready, within=90, what="all resources to be ready", every=0.1)
     assert complaints == []
     assert time.monotonic() - began > 1.3 * stall
     assert operator.is_ready()

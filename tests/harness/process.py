@@ -15,7 +15,7 @@ import httpx
 
 from cluster.controlplane import free_ports
 from support.forking import Forked, fork_server
-from support.waiting import eventually
+from support.waiting import PATIENCE, eventually
 
 PROGRAM = "harness.operator_program"
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -121,7 +121,7 @@ class OperatorProcess:
             return 0
         self._process.terminate()
         try:
-            return self._process.wait(20)
+            return self._process.wait(20 * PATIENCE)
         finally:
             self._process.kill()
             self._process = None

@@ -35,18 +35,24 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
-    """Add a flag for each setting."""
+def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting], default_from: str | None = None) -> None:
+    """Add a flag for each setting.
+
+    With `default_from`, which names where the defaults come from, settings that no flag sets are None.
+    """
     for setting in settings:
-        default = "" if setting.default is None else f" (default: {setting.default})"
+        value = None if default_from else setting.default
+        shown = default_from or setting.default
         if setting.kind == "switch":
+            shown = default_from or ("on" if setting.default else "off")
             parser.add_argument(
                 setting.flag,
                 action=argparse.BooleanOptionalAction,
-                default=setting.default,
-                help=f"{setting.help} (default: {'on' if setting.default else 'off'})".replace("%", "%%"),
+                default=value,
+                help=f"{setting.help} (default: {shown})".replace("%", "%%"),
             )
             continue
+        default = "" if shown is None else f" (default: {shown})"
         kinds: dict[str, Callable[[str], Any]] = {"int": _number_or(setting.words), "bytes": _size}
         number = setting.unit.upper() or "N"
         metavar = {
@@ -59,7 +65,7 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
         parser.add_argument(
             setting.flag,
             type=kinds.get(setting.kind, str),
-            default=setting.default,
+            default=value,
             choices=setting.choices or None,
             metavar=metavar.get(setting.kind),
             help=(setting.help + default).replace("%", "%%"),

@@ -15,7 +15,7 @@ from fastgen.core.request_error import RequestError
 from fastgen.settings import ConfigError
 
 _MISUSE, _FAILURE = 2, 1
-_COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top")
+_COMMANDS = ("serve", "generate", "fetch", "calibrate", "bench", "top", "verify")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from fastgen.engine.core import Engine
 from fastgen.kernels.cpu import environment
 from fastgen.link.messages import EngineInfo
 from fastgen.model.determinism import check_deterministic
+from fastgen.model.processor import arithmetic
 from fastgen.model.source import ModelSource
 from fastgen.model.weight_storage import with_storage
 from fastgen.runner import loader
@@ -79,12 +80,16 @@ def build_engine(
         load_tokenizer, runner.vocab_size, runner.eos_token_ids, num_threads=environment.usable_cpus()
     )
     engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(step_times))
+    quantization = with_storage(config, source).quantization
     info = EngineInfo(
         architecture=runner.architecture.name,
         device=runner.device,
         dtype=runner.dtype,
-        quantization=with_storage(config, source).quantization,
+        quantization=quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        tensor_parallel=config.tensor_parallel,
         deterministic=config.deterministic,
+        arithmetic=_arithmetic(source, config, runner.dtype, quantization),
         vocabulary_size=runner.vocab_size,
         hidden_size=runner.architecture.hidden_size,
         num_parameters=runner.num_parameters,
@@ -96,3 +101,13 @@ def build_engine(
     )
     runner.start_prefault()
     return LoadedEngine(engine, runner, config, info)
+
+
+def _arithmetic(source: ModelSource, config: EngineConfig, dtype: str, quantization: str) -> str:
+    """Return what decides the last bits of the logits, besides the formats; see `EngineInfo`."""
+    if config.device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    runs_kernels = source.native is not None and dtype != "float16"
+    return arithmetic(dtype, quantization, deterministic=config.deterministic, runs_kernels=runs_kernels)

@@ -55,13 +55,17 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         deterministic: whether a request's logits are the same, bit for bit, whatever else the engine computes.
+        arithmetic: what else decides the last bits: instruction sets, width of vectors and product, or the GPU.
     """
 
     architecture: str
     device: str
     dtype: str
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    tensor_parallel: int = 1
     deterministic: bool = False
+    arithmetic: str = ""
     vocabulary_size: int
     hidden_size: int
     num_parameters: int

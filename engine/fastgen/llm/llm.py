@@ -52,6 +52,7 @@ class LLM:
         config: the settings. `config.budget` is a number, even if the setting is `auto`.
         tokenizer: the model's tokenizer.
         engine: the engine, for callers that drive requests themselves.
+        info: the loaded model, its formats and its limits.
         default_sampling: the parameters of calls without any.
         max_model_length: maximum number of prompt plus generated tokens.
 
@@ -81,6 +82,7 @@ class LLM:
         with progress_bar() if on_loading is None else nullcontext(on_loading) as progress:
             loaded = build_engine(source, config, lambda: tokenizer, progress)
         self.engine, self.config, self._runner = loaded.engine, loaded.config, loaded.runner
+        self.info = loaded.info
         self.max_model_length = loaded.info.max_model_length
         self.default_sampling = SamplingParams(**defaults)
         self._reply_tokens = int(defaults.get("max_tokens", self.max_model_length))

@@ -180,3 +180,21 @@ def describe_processor(dtype: str = "float32", quantization: str = "none", *, de
         case _:
             product = str(int8_choice())
     return f"processor {this_processor()}; {product}, kernels with {WIDTH * 32}-bit vectors"
+
+
+def arithmetic(
+    dtype: str = "float32", quantization: str = "none", *, deterministic: bool = False, runs_kernels: bool = True
+) -> str:
+    """Return the instruction sets, the width of the kernels' vectors and the product, which decide the last bits.
+
+    Args:
+        dtype: of the computation.
+        quantization: none, int8 or stored.
+        deterministic: whether a row's result must not depend on other rows.
+        runs_kernels: whether the project's kernels run the model; otherwise torch's do.
+    """
+    sets = ", ".join(this_processor().instruction_sets) or platform.machine()
+    if not runs_kernels:
+        return f"{sets}; torch"
+    product = int8_choice().product if quantization != "none" else linear_choice(dtype, deterministic=deterministic)
+    return f"{sets}; {WIDTH * 32}-bit vectors; product {product}"

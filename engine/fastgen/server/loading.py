@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from fastgen import exit_codes
 from fastgen.link.client import EngineClient, EngineStartError
+from fastgen.model.file_digests import FilesAtStart
 from fastgen.model.generation_defaults import GenerationDefaults, generation_defaults
 from fastgen.model.hub import hub_repository
 from fastgen.model.source import ModelSource
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.file_digests import FileDigests
 from fastgen.server.serving.served_model import ServedModel
 from fastgen.server.serving.served_task import ServedTask
 from fastgen.settings import ConfigError, EngineConfig, ServerConfig, default_model_name
@@ -34,12 +36,14 @@ class ModelFiles:
         names: model names that requests may use.
         defaults: sampling parameters of requests that do not set them.
         task: what the server does with the model.
+        at_start: the state of the files before the model is loaded.
     """
 
     source: ModelSource
     names: tuple[str, ...]
     defaults: GenerationDefaults
     task: ServedTask
+    at_start: FilesAtStart
 
     @classmethod
     def open(cls, engine: EngineConfig, server: ServerConfig) -> ModelFiles:
@@ -49,12 +53,14 @@ class ModelFiles:
             ConfigError: if the model cannot be found or read, or it or a setting is not supported.
         """
         source = ModelSource.open(engine.model)
+        at_start = FilesAtStart.of(source.path)
         default_name = hub_repository(engine.model) or default_model_name(engine.model)
         return cls(
             source,
             server.served_model_names or (default_name,),
             generation_defaults(server.generation_config, source.tokenizer),
             ServedTask.of(source, server.task, server.pooling),
+            at_start,
         )
 
     def engine_config(self, config: EngineConfig) -> EngineConfig:
@@ -96,6 +102,7 @@ async def load_served_model(files: ModelFiles, config: ServerConfig, engine: asy
             files.defaults,
             task,
             _guarded(tokenizer, thinking, longest) if config.message_special_tokens != "allow" else None,
+            FileDigests(files.at_start),
         )
     except EngineStartError as error:
         if error.exit_code == exit_codes.BAD_CONFIGURATION:

@@ -38,6 +38,7 @@ _ERRORS = {
     "401": "The API key is missing or invalid.",
     "403": "The Host header has a name that is not allowed.",
     "404": "The model is not served here, or the server has another task.",
+    "409": "A receipt is requested, and the model's files have changed since the server started.",
     "408": "The request was not received in time, or its `timeout` passed before the first token or the result.",
     "413": "The body is too large.",
     "415": "The body is compressed.",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from fastgen.core.request import Pooling, Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.server.openai.fields.types import Integer, Number, String, TruncationLimit, TruncationSide, field_error
-from fastgen.server.openai.fields.unsupported import ignored
+from fastgen.server.openai.fields.unsupported import ignored, refused
 
 
 class BaseRequest(BaseModel):
@@ -24,6 +24,7 @@ class BaseRequest(BaseModel):
     timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
     cache_salt: Annotated[String, Field(max_length=256)] | None = None
     user: Any = ignored("it names the end user for abuse reports")
+    receipt: Any = refused("only /v1/completions and /v1/chat/completions return receipts", False)
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

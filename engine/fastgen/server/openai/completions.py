@@ -12,6 +12,7 @@ from fastgen.server.openai import echo
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.generation_request import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from fastgen.server.openai.logprobs import CompletionLogprobsWriter, TokenText, concatenate, prompt_logprobs
+from fastgen.server.openai.receipts import ReceiptWriter
 from fastgen.server.openai.response_bodies import (
     Completion,
     CompletionChoice,
@@ -38,6 +39,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     service: Service = request.app.state.service
     model, name = service.model_for("generate"), service.check_model(body.model)
     body.check()
+    receipts = await ReceiptWriter.of(body, model, name)
     with client_names(body.aliases):
         ids = service.reserve(model, len(body.prompt), body.num_candidates)
         rendered = await rendered_completion(body, model)
@@ -45,8 +47,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             check_streamed_prompts(rendered.requests)
         handler = service.handler("cmpl", model, ids, rendered)
     if body.stream:
-        return TokenStream(handler, _CompletionEvents(handler, name, body))
-    return await while_connected(request, _complete(handler, name, body))
+        return TokenStream(handler, _CompletionEvents(handler, name, body, receipts))
+    return await while_connected(request, _complete(handler, name, body, receipts))
 
 
 async def rendered_completion(body: CompletionRequest, model: ServedModel) -> RenderedRequest:
@@ -81,13 +83,21 @@ async def rendered_completion(body: CompletionRequest, model: ServedModel) -> Re
     return body.rendered(requests, echo=bool(body.echo), prompt_only=body.prompt_only)
 
 
-async def _complete(handler: RequestHandler, name: str, body: CompletionRequest) -> Response:
+async def _complete(
+    handler: RequestHandler, name: str, body: CompletionRequest, receipts: ReceiptWriter | None
+) -> Response:
     with handler:
         outputs = await handler.finish()
-    return await off_loop(_response, handler, name, body, outputs)
+    return await off_loop(_response, handler, name, body, receipts, outputs)
 
 
-def _response(handler: RequestHandler, name: str, body: CompletionRequest, outputs: list[RequestOutput]) -> Response:
+def _response(
+    handler: RequestHandler,
+    name: str,
+    body: CompletionRequest,
+    receipts: ReceiptWriter | None,
+    outputs: list[RequestOutput],
+) -> Response:
     choices = [
         _ChoiceWriter(index, body, handler.tokenizer).write(output, output.as_delta())
         for index, output in enumerate(outputs)
@@ -98,6 +108,7 @@ def _response(handler: RequestHandler, name: str, body: CompletionRequest, outpu
         name,
         choices,
         CompletionUsage.of(handler.usage()),
+        UNSET if receipts is None else receipts.write(outputs, body.num_choices),
         system_fingerprint=handler.fingerprint,
     )
     return json_response(completion)
@@ -108,8 +119,10 @@ class _CompletionEvents(ChunkEvents[CompletionRequest]):
 
     chunk_type = Completion
 
-    def __init__(self, handler: RequestHandler, name: str, body: CompletionRequest) -> None:
-        super().__init__(handler, name, body)
+    def __init__(
+        self, handler: RequestHandler, name: str, body: CompletionRequest, receipts: ReceiptWriter | None
+    ) -> None:
+        super().__init__(handler, name, body, receipts)
         self._is_plain = body.logprobs is None and not (body.return_token_ids or body.continuous_usage)
         self._writers = [_ChoiceWriter(index, body, handler.tokenizer) for index in range(len(handler.outputs))]
 

@@ -7,6 +7,7 @@ To add a sampling parameter, add it to `SamplingParams` and, under the same name
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar
@@ -83,6 +84,9 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, BaseR
     prompt_logprobs: Integer | None = None
     return_tokens_as_token_ids: Boolean | None = None
     return_token_ids: Boolean | None = Field(None, description="adds `prompt_token_ids` and `token_ids`")
+    receipt: Boolean | None = Field(
+        None, description="adds a receipt, with which `fastgen verify` computes the answer again on another machine"
+    )
     add_special_tokens: Boolean | None = None
     truncate_prompt_tokens: TruncationLimit | None = Field(
         None, description="-1 keeps what fits with `max_tokens`; the end of the prompt is kept, and `echo` returns that"
@@ -144,6 +148,8 @@ class GenerationRequest(SamplingNumbers, StructureFields, ExtensionFields, BaseR
         """
         values = {name: getattr(self, name) for name in _SAMPLING_FIELDS} | others
         given = {name: value for name, value in values.items() if value is not None}
+        if self.receipt and self.seed is None:  # otherwise the engine draws one, and does not tell
+            given["seed"] = secrets.randbits(63)
         defaults = defaults or {}
         banned = (*defaults.get("bad_words", ()), *given.get("bad_words", ()))
         return SamplingParams(**{**defaults, **given, "bad_words": banned, "max_tokens": max_tokens})
@@ -228,6 +234,10 @@ class CompletionRequest(GenerationRequest):
     def check(self) -> None:
         """Raise RequestError if fields contradict each other, or a sampling parameter is out of range."""
         super().check()
+        if self.receipt and self.prompt_only:
+            raise field_error("receipt", "nothing is generated with max_tokens 0; set max_tokens to 1 or more")
+        if self.receipt and self.num_candidates > self.num_choices:
+            raise field_error("receipt", "not available with best_of above n, whose choice cannot be computed again")
         if self.num_candidates < self.num_choices:
             message = f"best_of is {self.best_of}: it must be at least n, which is {self.num_choices}"
             raise RequestError(message, "best_of")

@@ -9,6 +9,7 @@ from fastapi import Response
 from msgspec import UNSET, Struct, UnsetType
 
 from fastgen.core.request import FinishReason
+from fastgen.receipt import Receipt
 from fastgen.text.request_output import Usage
 
 
@@ -98,6 +99,7 @@ class Completion(ResponseHead, frozen=True):
 
     choices: list[CompletionChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
+    receipt: Receipt | UnsetType = UNSET
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str = ""
 
@@ -177,6 +179,7 @@ class ChatCompletion(ResponseHead, frozen=True):
     usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str = ""
     service_tier: None = None
@@ -209,6 +212,7 @@ class ChatChunk(ResponseHead, frozen=True):
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str = ""
 

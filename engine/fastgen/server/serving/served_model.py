@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fastgen.link.client import EngineClient
+from fastgen.model.file_digests import FilesAtStart
 from fastgen.model.generation_defaults import GenerationDefaults
 from fastgen.server.serving.encoding import PromptSizeLimit
+from fastgen.server.serving.file_digests import FileDigests
 from fastgen.server.serving.served_task import ServedTask
 from fastgen.text.control_tokens import ControlTokens
 from fastgen.text.grammars.checker import GrammarChecker
@@ -27,6 +29,7 @@ class ServedModel:
         generation_defaults: sampling parameters of requests that do not set them.
         task: what the server does with the model.
         guarded: encodes prompts in which clients cannot write special tokens; None if they may.
+        file_digests: digests of the model's files, for receipts.
     """
 
     engine: EngineClient
@@ -38,6 +41,7 @@ class ServedModel:
     generation_defaults: GenerationDefaults = field(default_factory=dict)
     task: ServedTask = field(default_factory=ServedTask)
     guarded: GuardedEncoder | None = None
+    file_digests: FileDigests = field(default_factory=lambda: FileDigests(FilesAtStart(())))
 
     @property
     def control(self) -> ControlTokens | None:

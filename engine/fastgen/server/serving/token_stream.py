@@ -11,6 +11,7 @@ import logging
 from typing import Protocol
 
 from fastgen.server.http.api_error import APIError
+from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import EventStream
 from fastgen.server.serving.request_handler import RequestHandler
 from fastgen.text.request_output import OutputDelta
@@ -61,7 +62,7 @@ class TokenStream(EventStream):
                 self.write(self._events.begin())
                 await handler.run(lambda: loop.call_soon(self._flush, context=context))
                 last = await self._last()
-            return last + self._events.end()
+            return last + await off_loop(self._events.end)
         except APIError as error:
             return await self._last() + self._events.fail(error)
         finally:

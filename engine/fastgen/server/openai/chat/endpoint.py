@@ -13,6 +13,7 @@ from fastgen.server.openai.chat.rendering import rendered_chat
 from fastgen.server.openai.chunk_events import ChunkEvents
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.logprobs import TokenText, prompt_logprobs
+from fastgen.server.openai.receipts import ReceiptWriter
 from fastgen.server.openai.response_bodies import (
     ChatChunk,
     ChatChunkChoice,
@@ -33,11 +34,14 @@ router = APIRouter(route_class=JSONRoute)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service: Service = request.app.state.service
-    name = service.check_model(body.model)
+    name, receipts = service.check_model(body.model), None
+    if body.receipt:
+        body.check()
+        receipts = await ReceiptWriter.of(body, service.model_for("generate"), name)
     handler = await admit_chat(service, body, "chatcmpl")
     if body.stream:
-        return TokenStream(handler, _ChatEvents(handler, name, body))
-    return await while_connected(request, _complete(handler, name, body))
+        return TokenStream(handler, _ChatEvents(handler, name, body, receipts))
+    return await while_connected(request, _complete(handler, name, body, receipts))
 
 
 async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> RequestHandler:
@@ -57,13 +61,19 @@ async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> Req
         return service.handler(id_prefix, model, ids, rendered)
 
 
-async def _complete(handler: RequestHandler, name: str, body: ChatRequest) -> Response:
+async def _complete(handler: RequestHandler, name: str, body: ChatRequest, receipts: ReceiptWriter | None) -> Response:
     with handler:
         outputs = await handler.finish()
-    return await off_loop(_response, handler, name, body, outputs)
+    return await off_loop(_response, handler, name, body, receipts, outputs)
 
 
-def _response(handler: RequestHandler, name: str, body: ChatRequest, outputs: list[RequestOutput]) -> Response:
+def _response(
+    handler: RequestHandler,
+    name: str,
+    body: ChatRequest,
+    receipts: ReceiptWriter | None,
+    outputs: list[RequestOutput],
+) -> Response:
     token_text, first = TokenText(handler.tokenizer, bool(body.return_tokens_as_token_ids)), outputs[0]
     completion = ChatCompletion(
         handler.id,
@@ -73,6 +83,7 @@ def _response(handler: RequestHandler, name: str, body: ChatRequest, outputs: li
         chat_usage(handler),
         UNSET if body.prompt_logprobs is None else prompt_logprobs(token_text, first.prompt_logprobs or ()),
         first.request.prompt_token_ids if body.return_token_ids else UNSET,
+        UNSET if receipts is None else receipts.write(outputs, body.num_choices),
         system_fingerprint=handler.fingerprint,
     )
     return json_response(completion)
@@ -83,8 +94,8 @@ class _ChatEvents(ChunkEvents[ChatRequest]):
 
     chunk_type = ChatChunk
 
-    def __init__(self, handler: RequestHandler, name: str, body: ChatRequest) -> None:
-        super().__init__(handler, name, body)
+    def __init__(self, handler: RequestHandler, name: str, body: ChatRequest, receipts: ReceiptWriter | None) -> None:
+        super().__init__(handler, name, body, receipts)
         self._token_text = TokenText(handler.tokenizer, bool(body.return_tokens_as_token_ids))
         self._writers: dict[int, ChatChunkWriter] = {}
         # The first chunk of a choice does not count the token that it comes with.

@@ -191,6 +191,7 @@ class _ChatFields(BaseModel):
     continue_final_message: Any = refused(_IN_CHAT, False)
     chat_template: Any = refused(_IN_CHAT)
     documents: Any = refused(_IN_CHAT, [])
+    receipt: Any = refused(_IN_CHAT, False)
 
 
 class ResponseRequest(_PassedFields, _ChatFields, OpenAIFields):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -54,6 +55,11 @@ def test_memory_is_bounded_whatever_is_added_and_when(scrapes: list[tuple[float,
         assert all(kept is None or kept >= 0 for kept in arrivals.rates())
     if arrivals.slot:
         assert Arrivals.decode(arrivals.encode()).codes == arrivals.codes
+
+
+def test_rates_that_overflow_are_kept_as_the_highest() -> None:
+    arrivals = Arrivals().add(BEGIN, 1.7e308).add(BEGIN + 5, 1.7e308).add(BEGIN + 15, None)
+    assert arrivals.rates() == [pytest.approx(math.exp(65.534), rel=1e-3)]
 
 
 def test_six_hours_that_compress_badly_fit_into_the_status() -> None:

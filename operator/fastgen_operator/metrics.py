@@ -42,8 +42,8 @@ _PER_RESOURCE: Final = {
     _LOAD: ("Smoothed demand, in fully utilized replicas. Absent while it is unknown.",),
     _RECOMMENDED: ("Replicas that the autoscaler decided on. In a dry run they are not the desired ones.",),
     _LEARNED: (
-        "Lower bound of the replicas that the arrivals of the last hours require; minReplicas if they require no "
-        "higher one. Absent before the first rehearsal.",
+        "Lower bound of the replicas that the arrivals of the last hours, and of earlier days at this time, require; "
+        "minReplicas if they require no higher one. Absent before the first rehearsal.",
     ),
     _STRAGGLER: (
         "Speed of a replica that is much slower than the others, relative to their median. Absent for the others.",

@@ -164,7 +164,9 @@ class Autoscaling(ApiModel):
     minReplicas if requests were late in bursts that ended before new replicas were ready. Advise shows it in
     status.autoscaling.learning. Apply also uses it as if minReplicas were that high. It rises by at most a half, or one
     replica, in ten minutes and falls by one replica in half an hour, up to maxReplicas. It is learned once the arrivals
-    of two hours are known. Disabled records nothing. If minReplicas is 0, nothing is learned."""
+    of two hours are known. In the same way, a load that rises every day faster than replicas start sets lower bounds
+    for the next two hours, once two earlier days are known; workdays and weekends are compared separately. Disabled
+    records nothing. If minReplicas is 0, nothing is learned."""
     min_replicas: int = Field(default=1, ge=0, le=1000)
     """Lower bound for the number of replicas. 0 requires spec.gateway.expose: the gateway holds the requests that
     arrive while there is no replica, and the first of them starts one. A new resource has no replica until then. Where

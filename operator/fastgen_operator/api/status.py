@@ -99,15 +99,19 @@ class ActiveSchedule(ApiModel):
 
 
 class LearningStatus(ApiModel):
-    """The lower bound of the replicas that was learned from the arrivals of the last hours."""
+    """What was learned from the arrivals of the last hours and days."""
 
     min_replicas: int | None = Field(default=None, ge=0)
-    """The learned lower bound. Applies only if spec.autoscaling.learning is Apply. Unset while minReplicas suffices."""
+    """The lower bound of the replicas that the last hours require. Applies only if spec.autoscaling.learning is Apply.
+    Unset while minReplicas suffices."""
     message: str = Field(max_length=1024)
     """The evidence in words: how many requests are in time with the present settings and with the bound, and the
-    cost of both. Updated when the bound changes, and every half hour."""
+    cost of both; and the same for the bounds that earlier days require at this time of day, if they require any.
+    Updated when the bound changes, and every half hour."""
     arrivals: str = Field(max_length=8192)
-    """The recorded arrivals, compressed. A new leader continues from them."""
+    """The recorded arrivals of the last hours, compressed. A new leader continues from them."""
+    days: str | None = Field(default=None, max_length=8192)
+    """Those of the last seven days by time of day, compressed. Unset until some are recorded."""
 
 
 class AutoscalingStatus(ApiModel):
@@ -133,7 +137,7 @@ class AutoscalingStatus(ApiModel):
     """Demand that the message states, in tokens per second: arriving prompt tokens that are not expected in the prefix
     cache, plus tokens that are expected to be generated."""
     learning: LearningStatus | None = None
-    """The lower bound that was learned from the arrivals of the last hours. Unset until some are recorded."""
+    """What was learned from the arrivals of the last hours and days. Unset until some are recorded."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 

@@ -25,7 +25,8 @@ class Case:
     Attributes:
         now: monotonic time in seconds, as in the fleet's samples.
         floor: lower bound that a schedule sets; None if none does.
-        learned: lower bound that was learned from the past; 0 if none was.
+        learned: lower bound that was learned from the last hours; 0 if none was.
+        planned: lower bound that was learned from this time on earlier days; 0 if none was.
         is_dry_run: whether the decision is only shown.
         traffic: what the gateway's pods say; None if they were not asked.
         state: state after the previous decision.
@@ -36,6 +37,7 @@ class Case:
     now: float
     floor: Floor | None = None
     learned: int = 0
+    planned: int = 0
     rate_limits: RateLimits = NO_LIMITS
     is_dry_run: bool = False
     traffic: Traffic | None = None
@@ -45,7 +47,7 @@ class Case:
     def bounded_policy(self) -> Policy:
         """The policy with the lower bounds of a schedule and, if applied, of the past."""
         policy = with_floor(self.policy, self.floor)
-        return with_learned_floor(policy, self.learned) if policy.learning == "Apply" else policy
+        return with_learned_floor(policy, self.learned, self.planned) if policy.learning == "Apply" else policy
 
 
 def decide(case: Case) -> tuple[Decision, State]:

@@ -243,7 +243,8 @@ class Autoscaler:
         self.metrics.set_load(key, None if decision is None else decision.load)
         self.metrics.set_recommended(key, None if decision is None else decision.replicas)
         is_rehearsed = subject.learns and record.journal.rehearsal is not None
-        self.metrics.set_learned(key, record.learning.floor or subject.policy.min_replicas if is_rehearsed else None)
+        learned = max(record.learned(self.now().timestamp()), subject.policy.min_replicas)
+        self.metrics.set_learned(key, learned if is_rehearsed else None)
         if decision is not None:
             self._count(key, record, before, decision, "recommended: " if subject.is_dry_run else "")
         if changed:

@@ -19,6 +19,7 @@ from fastgen_operator.autoscale.journal import Entry, Journal
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rehearsal.arrivals import Arrivals
+from fastgen_operator.autoscale.rehearsal.days import Days
 from fastgen_operator.autoscale.rehearsal.learning import Learning, Rehearsal
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel
 from fastgen_operator.autoscale.rules.needs import expected_start
@@ -144,6 +145,7 @@ class Record:
         told: the demand for which a new status was last requested.
         shown: the reason that was last counted in the metrics.
         arrivals: the arrivals of the last hours.
+        days: those of the last days.
         learning: what was learned from them last.
         rehearsed: monotonic time of the last rehearsal.
         shown_learning: the one that the status shows, since `shown_since`, in seconds since 1970; None while it shows
@@ -160,6 +162,7 @@ class Record:
     told: float | None = None
     shown: str = ""
     arrivals: Arrivals = field(default_factory=Arrivals)
+    days: Days = field(default_factory=Days)
     learning: Learning = field(default_factory=Learning)
     rehearsed: float = -math.inf
     shown_learning: Learning | None = None
@@ -173,6 +176,8 @@ class Record:
             try:
                 made.learning = Learning.from_status(subject.stored)
                 made.arrivals = Arrivals.decode(made.learning.arrivals)
+                if made.learning.days:
+                    made.days = Days.decode(made.learning.days, made.days.calendar)
             except (KeyError, TypeError, ValueError):
                 # Written by another version: the arrivals are recorded anew, and the bound stays until they suffice.
                 logger.debug("%s: the recorded arrivals cannot be read", subject.uid, exc_info=True)
@@ -188,10 +193,16 @@ class Record:
         """Tokens of running and waiting requests by pod."""
         return {pod: sample.in_flight_tokens for pod, sample in self.samples.items()}
 
+    def learned(self, time: float) -> int:
+        """Return the learned lower bound at a time in seconds since 1970; 0 if there is none."""
+        return max(self.learning.floor, self.learning.plan.at(time))
+
     def without_decisions(self, mode: tuple[bool, bool]) -> Record:
         """Return a record for another mode of autoscaling, with the measurements of this one."""
         state = State(demand=self.state.demand, speeds=self.state.speeds)
-        return Record(self.uid, mode, self.samples, state, arrivals=self.arrivals, learning=self.learning)
+        return Record(
+            self.uid, mode, self.samples, state, arrivals=self.arrivals, days=self.days, learning=self.learning
+        )
 
     def update(
         self,
@@ -226,6 +237,7 @@ class Record:
                 now=now,
                 floor=subject.floor,
                 learned=self.learning.floor,
+                planned=self.learning.plan.at(time),
                 rate_limits=subject.rate_limits,
                 is_dry_run=subject.is_dry_run,
                 traffic=traffic,
@@ -236,6 +248,7 @@ class Record:
             if subject.learns:
                 is_known = self.decision.hold is None and fleet.failing <= len(fleet.ready)
                 self.arrivals = self.arrivals.add(time, self.state.demand.rate if is_known else None)
+                self.days = self.days.add(self.arrivals)
         else:
             self.decision, self.state = None, measure(subject.policy, self.state, fleet, now)
         sizing = None if self.decision is None else self.decision.sizing
@@ -263,6 +276,8 @@ class Record:
                 requests=self.state.demand.requests,
             ),
             arrivals=self.arrivals.encode(),
+            days=self.days.encode() if self.days.codes else "",
+            calendar=self.days.calendar,
             before=self.learning.floor,
             lower=self.learning.lower,
         )

@@ -36,7 +36,7 @@ class Situation:
         decision: the autoscaler's last decision; None without autoscaling, before the first one, and while objects that
             replicas are counted from cannot be read.
         speeds: capacity of the replicas; None before the first scrape.
-        learning: what was learned from the arrivals of the last hours, as the status shows it; None if nothing was yet.
+        learning: what was learned from the recorded arrivals, as the status shows it; None if nothing was yet.
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         known_starts: starts of pods that were observed before.
         loading_stage: what the engine of a pod does while it loads; None while unknown.

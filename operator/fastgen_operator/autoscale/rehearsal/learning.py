@@ -10,28 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
+from fastgen_operator.autoscale.rehearsal.days import Calendar, Days, History
+from fastgen_operator.autoscale.rehearsal.forecast import LEAST_GAIN, Forecast, Plan, Verdict, forecast
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel, Outcome, replay
 
 # Known arrivals from which on something is learned.
 LEAST_KNOWN_SECONDS: Final = 7200.0
 # In each half, requests must have been late this many times: what happens once does not recur.
 _LEAST_BURSTS: Final = 2
-# The bound must remove at least this share of the late requests of the newer half.
-_LEAST_GAIN: Final = 0.5
 # The bound is lowered by one replica after this many rehearsals in a row that required less.
 LOWER_AFTER: Final = 3
 # If no bound reaches the target, one whose attainment is this close to the best is good enough.
 _NEAR_BEST: Final = 0.001
-
-Verdict = Literal["TooLittleKnown", "Sufficient", "Unclear", "Clear"]
-"""TooLittleKnown: no judgement. Sufficient: the present settings serve enough requests in time. Unclear: they do not,
-but the bound that the older half suggests, if any, helps too little. Clear: a higher bound serves more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +37,16 @@ class Rehearsal:
     Attributes:
         model: the fleet with the present policy, without a learned bound.
         arrivals: recorded arrivals, encoded.
+        days: those of the last days, encoded; empty if there are none.
+        calendar: of `days`.
         before: the bound that was learned until now; 0 if none.
         lower: how many of the last rehearsals in a row required a lower bound.
     """
 
     model: FleetModel
     arrivals: str
+    days: str = ""
+    calendar: Calendar = field(default_factory=Calendar)
     before: int = 0
     lower: int = 0
 
@@ -54,6 +54,11 @@ class Rehearsal:
     def rates(self) -> list[float | None]:
         """The arriving forward tokens per second by slot, the newest last; None where unknown."""
         return Arrivals.decode(self.arrivals).rates()
+
+    @property
+    def history(self) -> History:
+        """The rates of the last days."""
+        return Days.decode(self.days, self.calendar).history() if self.days else Days().history()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,8 @@ class Learning:
         message: the evidence and the cost, in words.
         arrivals: the recorded arrivals that it follows from, encoded.
         verdict: what the rehearsal found.
+        days: those of the last days, encoded; empty if there are none.
+        plan: bounds for the next hours, from earlier days. A new leader makes its own.
     """
 
     floor: int = 0
@@ -73,20 +80,34 @@ class Learning:
     message: str = ""
     arrivals: str = ""
     verdict: Verdict = "TooLittleKnown"
+    days: str = ""
+    plan: Plan = field(default_factory=Plan)
 
     @classmethod
     def from_status(cls, shown: Mapping[str, Any]) -> Learning:
         """Return the learning of a `status.autoscaling.learning`."""
-        return cls(floor=shown.get("minReplicas", 0), message=shown["message"], arrivals=shown["arrivals"])
+        return cls(
+            floor=shown.get("minReplicas", 0),
+            message=shown["message"],
+            arrivals=shown["arrivals"],
+            days=shown.get("days", ""),
+        )
 
     def to_status(self) -> dict[str, Any]:
         """Return `status.autoscaling.learning`."""
-        shown = {"message": self.message, "arrivals": self.arrivals}
+        shown = {"message": self.message, "arrivals": self.arrivals} | ({"days": self.days} if self.days else {})
         return {"minReplicas": self.floor, **shown} if self.floor else shown
 
 
 def learn(rehearsal: Rehearsal) -> Learning:
-    """Rehearse the recorded arrivals, and return the next bound with its evidence."""
+    """Rehearse the recorded arrivals, and return the next bounds with their evidence."""
+    hours, found = _learn_hours(rehearsal), forecast(rehearsal.model, rehearsal.history)
+    message = "; ".join([hours.message, *_words_of_days(found)])
+    return replace(hours, message=message, days=rehearsal.days, plan=found.plan)
+
+
+def _learn_hours(rehearsal: Rehearsal) -> Learning:
+    """Return the next bound that the load of the last hours requires."""
     rates, policy = rehearsal.rates, rehearsal.model.policy
     # The user may have changed the bounds since.
     before = _above_least(policy, rehearsal.before)
@@ -110,15 +131,20 @@ def learn(rehearsal: Rehearsal) -> Learning:
     )
 
 
-def with_learned_floor(policy: Policy, floor: int) -> Policy:
+def with_learned_floor(policy: Policy, floor: int, planned: int = 0) -> Policy:
     """Return the policy with minReplicas raised to the learned bound, up to maxReplicas.
 
     A fleet that may have no replica keeps its bound: its arrivals are unknown while it has none.
+
+    Args:
+        floor: what the load of the last hours requires; 0 if nothing.
+        planned: what the load at this time on earlier days requires; 0 if nothing.
     """
-    if not policy.min_replicas or floor <= policy.min_replicas:
+    if not policy.min_replicas or max(floor, planned) <= policy.min_replicas:
         return policy
-    raised = min(policy.max_replicas, floor)
-    return policy.raised(raised, learned=f"the load of the last hours requires at least {counted(raised)}")
+    raised = min(policy.max_replicas, max(floor, planned))
+    when = "of the last hours" if floor >= planned else "at this time on earlier days"
+    return policy.raised(raised, learned=f"the load {when} requires at least {counted(raised)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +177,7 @@ def _choose(rehearsal: Rehearsal, older: Sequence[float | None], newer: Sequence
         return _Found("Unclear", present)
     judged = _with(rehearsal, chosen, newer)
     gained = (judged.attainment - present.attainment) / (1 - present.attainment)
-    is_clear = present.bursts >= _LEAST_BURSTS and gained >= _LEAST_GAIN
+    is_clear = present.bursts >= _LEAST_BURSTS and gained >= LEAST_GAIN
     return _Found("Clear" if is_clear else "Unclear", present, judged, chosen)
 
 
@@ -215,6 +241,22 @@ def _words(rehearsal: Rehearsal, found: _Found, floor: int) -> str:
             would = f"at least {counted(found.chosen)} would serve {_share(judged)} for {_cost(judged)}"
             words.append(would if found.verdict == "Clear" else f"{would}, which is too small an improvement")
     return (f"at least {counted(floor)}: " if floor else "") + "; ".join(words)
+
+
+def _words_of_days(found: Forecast) -> list[str]:
+    """Return the evidence of the days in words; nothing if there is none, or if they require nothing."""
+    present, planned, plan = found.present, found.planned, found.plan
+    if planned.in_time <= present.in_time:
+        return []
+    ahead = plan.calendar.bin_seconds * len(plan.floors) / 3600
+    words = (
+        f"around this time on the last such day, the present settings serve {_share(present)} in time for "
+        f"{_cost(present)}; with what the days before required, {_share(planned)} for {_cost(planned)}"
+    )
+    if found.verdict == "Unclear":
+        return [f"{words}, which is too small an improvement"]
+    bound = f"up to {counted(plan.highest)}" if plan.highest else "no more"
+    return [f"{words}; so {bound} in the next {ahead:g} h"]
 
 
 def _share(outcome: Outcome) -> str:

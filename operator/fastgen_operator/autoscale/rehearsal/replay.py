@@ -150,6 +150,12 @@ class FleetReplay:
         self._fast = Average(FAST_SECONDS, rate, 1.0)
         self._state = State(since=-math.inf, replicas=self.replicas)
 
+    def bound(self, least: int) -> None:
+        """Raise the lower bound to `least` replicas, up to the upper one; 0 for the policy's own."""
+        least = self._model.policy.within_bounds(least)
+        if least != self._policy.min_replicas:
+            self._policy = replace(self._policy, min_replicas=least)
+
     def serve(self, rate: float) -> Outcome:
         """Serve a slot with arrivals of `rate` tokens per second, then decide."""
         now = float(self._slot * SLOT_SECONDS)
@@ -248,12 +254,19 @@ class FleetReplay:
             self._groups = [group for group in self._groups if group.replicas]
 
 
-def replay(model: FleetModel, rates: Sequence[float | None]) -> Outcome:
-    """Return the outcome of arrivals, in forward tokens per second by slot; None where unknown."""
+def replay(model: FleetModel, rates: Sequence[float | None], floors: Sequence[int] = ()) -> Outcome:
+    """Return the outcome of arrivals.
+
+    Args:
+        rates: forward tokens per second by slot; None where unknown.
+        floors: lower bounds by slot, beside the policy's own; none if empty.
+    """
     fleet = FleetReplay(model)
     counted: list[Outcome] = []
     last, gap, settling = 0.0, _BRIDGED_SLOTS + 1, 0
     for slot, rate in enumerate(rates):
+        if floors:
+            fleet.bound(floors[slot])
         if rate is None:
             gap += 1
             if gap <= _BRIDGED_SLOTS:

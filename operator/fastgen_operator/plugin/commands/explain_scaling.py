@@ -101,7 +101,7 @@ def learned_lines(journal: Journal) -> list[str]:
         words = "no rehearsal of the recorded arrivals yet: the first one comes ten minutes after the operator starts"
     else:
         effect = {"Apply": "applied", "Advise": "advice; spec.autoscaling.learning: Apply applies it"}[mode]
-        words = f"{learning.message} ({effect})" if learning.floor else learning.message
+        words = f"{learning.message} ({effect})" if learning.floor or learning.plan.highest else learning.message
     return wrapped(words, _INDENT, "  learned")
 
 

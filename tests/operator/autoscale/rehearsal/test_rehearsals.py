@@ -22,6 +22,9 @@ from fastgen_operator.autoscale.loop import REHEARSAL_SECONDS, Autoscaler
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds
 from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
+from fastgen_operator.autoscale.rehearsal.codes import encoded
+from fastgen_operator.autoscale.rehearsal.days import Days
+from fastgen_operator.autoscale.rehearsal.forecast import Plan
 from fastgen_operator.autoscale.rehearsal.learning import Learning, Rehearsal, learn
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel
 from fastgen_operator.autoscale.rules.schedules import Floor
@@ -364,3 +367,88 @@ def test_a_rehearsal_that_fails_is_logged_and_counted_and_stops_no_other(
     assert asyncio.run(scaler.rehearse_once(KEY)) >= 0.01
     assert "space/chat: rehearsing its arrivals" in caplog.text
     assert record.learning == Learning()
+
+
+def known_days(record: Record) -> None:
+    """Let the record know two days with a rise at nine, and this morning until half past eight."""
+    day = [0.3 * RATE] * 108 + [5 * RATE] * 108 + [0.3 * RATE] * 72
+    # 2026-01-05 was a Monday.
+    now = round(datetime(2026, 1, 8, 8, 30, tzinfo=UTC).timestamp()) // 300
+    rates = [*day, *day, *day, *day[:102]]
+    record.days = Days(now, encoded(rates))
+    record.arrivals = Arrivals(now * 20, encoded([0.3 * RATE] * 1440))
+    record.state = replace(record.state, speeds=CAPACITY)
+
+
+def test_the_days_are_kept_in_the_status_and_a_new_leader_continues_from_them() -> None:
+    record = Record.of(subject())
+    known_days(record)
+    rehearsal = record.rehearsal(subject())
+    assert rehearsal is not None
+    assert [record.set_learning(rehearsal, learn(rehearsal), time) for time in (1.7e9, 1.7e9 + 1800)] == [False, True]
+    assert record.shown_learning is not None
+    shown = record.shown_learning.to_status()
+    again = Record.of(subject(stored=shown))
+    assert (again.days, again.arrivals) == (record.days, record.arrivals)
+    assert again.learning.plan == Plan(), "it makes its own at once"
+    damaged = Record.of(subject(stored={**shown, "days": "?"}))
+    assert (damaged.days, damaged.arrivals) == (Days(), record.arrivals)
+    older = Record.of(subject(stored={key: value for key, value in shown.items() if key != "days"}))
+    assert (older.days, older.arrivals) == (Days(), record.arrivals)
+
+
+def test_another_mode_of_autoscaling_keeps_the_days() -> None:
+    record = Record.of(subject())
+    known_days(record)
+    assert record.without_decisions((True, True)).days == record.days
+
+
+def test_the_plan_of_a_rehearsal_applies_at_its_time() -> None:
+    rules = replace(policy(min_replicas=1, max_replicas=10), learning="Apply")
+    fleet = FluidFleet.of(1, rules, lambda _: 0.3)
+    fleet.run(60)
+    pods = tuple(replica.view(name, fleet.time) for name, replica in fleet.replicas.items())
+    seen = subject(policy=rules, pods=pods, replicas=1)
+    record = Record.of(seen)
+    record.learning = Learning(plan=Plan(20_000, (0, 4)))
+    record.update(seen, dict(fleet.samples), fleet.time, 20_000 * 300.0)
+    assert record.decision is not None
+    assert (record.decision.replicas, record.learned(20_000 * 300.0)) == (1, 0)
+    record.update(seen, dict(fleet.samples), fleet.time + 5, 20_001 * 300.0)
+    assert (record.decision.replicas, record.learned(20_001 * 300.0)) == (4, 4)
+    assert record.decision.change is not None
+    assert record.decision.change.reason == "FloorLearned"
+    latest = journal_from_json(to_json(record.journal)).latest
+    assert latest is not None
+    assert decide(latest.case)[0] == latest.decision, "explain-scaling repeats it"
+    assert record.learned(20_002 * 300.0) == 0
+
+
+def test_scrapes_are_recorded_by_time_of_day() -> None:
+    rules = policy(min_replicas=1, max_replicas=10)
+    fleet = FluidFleet.of(2, rules, lambda _: 1.0)
+    seen = subject(policy=replace(rules, learning="Advise"))
+    record = Record.of(seen)
+    while fleet.time < 900:
+        fleet.run(5)
+        pods = tuple(replica.view(name, fleet.time) for name, replica in fleet.replicas.items())
+        record.update(replace(seen, pods=pods, replicas=len(pods)), dict(fleet.samples), fleet.time, BEGIN + fleet.time)
+    known = [rate for rate in record.arrivals.rates() if rate is not None]
+    days = [rate for rate in record.days.history().rates if rate is not None]
+    assert days[-1] == pytest.approx(known[-1], rel=0.1)
+    model = FleetModel(policy=rules, tokens_per_second=RATE, start_seconds=60.0)
+    rehearsal = Rehearsal(model=model, arrivals=record.arrivals.encode(), days=record.days.encode())
+    assert rehearsal.history == record.days.history()
+
+
+def test_explain_scaling_says_what_earlier_days_require() -> None:
+    record = Record.of(subject())
+    known_days(record)
+    rehearsal = record.rehearsal(subject())
+    assert rehearsal is not None
+    rehearsal = replace(rehearsal, model=replace(rehearsal.model, start_seconds=300.0))
+    learning = learn(rehearsal)
+    assert (learning.floor, learning.plan.highest) == (0, 6)
+    found = replace(journal(), rehearsal=rehearsal, learning=learning)
+    words = " ".join(" ".join(learned_lines(journal_from_json(to_json(found)))).split())
+    assert "so up to 6 replicas in the next 2 h (advice; spec.autoscaling.learning: Apply applies it)" in words

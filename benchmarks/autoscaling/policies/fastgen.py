@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.autoscaling.manifests import EPOCH, MODEL, exposition, pod_manifest
 from benchmarks.autoscaling.simulation import View
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import REHEARSAL_SECONDS
+from fastgen_operator.autoscale.rehearsal.days import Calendar, Days
+from fastgen_operator.autoscale.rehearsal.forecast import Plan
 from fastgen_operator.autoscale.rehearsal.learning import learn
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import parse_sample
@@ -29,15 +32,25 @@ class Operator:
         autoscaling: `spec.autoscaling`.
         engine: `spec.engine`.
         period: scrape interval in seconds.
+        calendar: how the days of the trace are divided.
+        learns_from: what to use of the learned bounds.
     """
 
-    def __init__(self, autoscaling: Mapping[str, Any], engine: Mapping[str, Any], period: float = 5.0) -> None:
+    def __init__(
+        self,
+        autoscaling: Mapping[str, Any],
+        engine: Mapping[str, Any],
+        period: float = 5.0,
+        calendar: Calendar | None = None,
+        learns_from: Collection[Literal["hours", "days"]] = ("hours", "days"),
+    ) -> None:
         spec = {"model": {"source": "hf://example/model", "servedName": MODEL}, "engine": dict(engine)}
         metadata = {"name": MODEL, "namespace": "benchmark", "uid": MODEL, "generation": 1}
         self._resource = {"metadata": metadata, "spec": {**spec, "autoscaling": dict(autoscaling)}}
         self._spec = Spec.model_validate(self._resource["spec"])
         self._starts = StartTimes()
-        self._record = Record(MODEL)
+        self._record = Record(MODEL, days=Days(calendar=calendar or Calendar()))
+        self._learns_from = learns_from
         self._rehearsed = 0.0
         self.period = period
 
@@ -77,4 +90,7 @@ class Operator:
         """Learn from the arrivals so far, if the spec says to apply it: advice changes no decision."""
         if subject.policy.learning != "Apply" or (rehearsal := self._record.rehearsal(subject)) is None:
             return
-        self._record.set_learning(rehearsal, learn(rehearsal), time)
+        learning = learn(rehearsal)
+        floor = learning.floor if "hours" in self._learns_from else 0
+        plan = learning.plan if "days" in self._learns_from else Plan()
+        self._record.set_learning(rehearsal, replace(learning, floor=floor, plan=plan), time)

@@ -12,7 +12,7 @@ from benchmarks.autoscaling.simulation import View
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import REHEARSAL_SECONDS
 from fastgen_operator.autoscale.rehearsal.days import Calendar, Days
-from fastgen_operator.autoscale.rehearsal.forecast import Plan
+from fastgen_operator.autoscale.rehearsal.forecast import FloorPlan
 from fastgen_operator.autoscale.rehearsal.learning import learn
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import parse_sample
@@ -92,5 +92,5 @@ class Operator:
             return
         learning = learn(rehearsal)
         floor = learning.floor if "hours" in self._learns_from else 0
-        plan = learning.plan if "days" in self._learns_from else Plan()
+        plan = learning.plan if "days" in self._learns_from else FloorPlan()
         self._record.set_learning(rehearsal, replace(learning, floor=floor, plan=plan), time)

@@ -32,7 +32,7 @@ Verdict = Literal["TooLittleKnown", "Sufficient", "Unclear", "Clear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FloorPlan:
     """Lower bounds for the replicas by bin.
 
     Attributes:
@@ -65,7 +65,7 @@ class Forecast:
     """
 
     verdict: Verdict = "TooLittleKnown"
-    plan: Plan = field(default_factory=Plan)
+    plan: FloorPlan = field(default_factory=FloorPlan)
     present: Outcome = field(default_factory=Outcome)
     planned: Outcome = field(default_factory=Outcome)
 
@@ -93,7 +93,7 @@ def forecast(model: FleetModel, history: History) -> Forecast:
     floors = _floors(model, history, now, AHEAD_BINS, _LEAST_DAYS) if is_clear else None
     if floors is None:
         return Forecast("Unclear", present=present, planned=planned)
-    return Forecast("Clear", Plan(now, tuple(floors), calendar), present, planned)
+    return Forecast("Clear", FloorPlan(now, tuple(floors), calendar), present, planned)
 
 
 def _floors(model: FleetModel, history: History, begin: int, count: int, least: int) -> list[int] | None:

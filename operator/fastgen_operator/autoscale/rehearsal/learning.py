@@ -17,7 +17,7 @@ from fastgen_operator.autoscale.decision import counted
 from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
 from fastgen_operator.autoscale.rehearsal.days import Calendar, Days, History
-from fastgen_operator.autoscale.rehearsal.forecast import LEAST_GAIN, Forecast, Plan, Verdict, forecast
+from fastgen_operator.autoscale.rehearsal.forecast import LEAST_GAIN, FloorPlan, Forecast, Verdict, forecast
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel, Outcome, replay
 
 # Known arrivals from which on something is learned.
@@ -81,7 +81,7 @@ class Learning:
     arrivals: str = ""
     verdict: Verdict = "TooLittleKnown"
     days: str = ""
-    plan: Plan = field(default_factory=Plan)
+    plan: FloorPlan = field(default_factory=FloorPlan)
 
     @classmethod
     def from_status(cls, shown: Mapping[str, Any]) -> Learning:

@@ -16,7 +16,7 @@ from fastgen_operator.autoscale.policy import Policy
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS
 from fastgen_operator.autoscale.rehearsal.codes import encoded
 from fastgen_operator.autoscale.rehearsal.days import Calendar, Days, History
-from fastgen_operator.autoscale.rehearsal.forecast import AHEAD_BINS, BEHIND_BINS, Forecast, Plan, forecast
+from fastgen_operator.autoscale.rehearsal.forecast import AHEAD_BINS, BEHIND_BINS, FloorPlan, Forecast, forecast
 from fastgen_operator.autoscale.rehearsal.learning import Rehearsal, learn, with_learned_floor
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel, FleetReplay, replay
 from harness.fluid import FluidFleet, policy
@@ -98,7 +98,7 @@ def test_hours_in_which_the_rules_suffice_have_no_bounds(hour: float) -> None:
 
 def test_a_slow_day_and_fast_starts_need_no_bounds() -> None:
     slow: Rates = [RATE * (3 - 2 * math.cos(2 * math.pi * number / DAY)) for number in range(DAY)]
-    assert all(forecast(MODEL, seen([slow] * 3, hour)).plan == Plan() for hour in range(24))
+    assert all(forecast(MODEL, seen([slow] * 3, hour)).plan == FloorPlan() for hour in range(24))
 
 
 def test_one_day_is_no_evidence() -> None:
@@ -106,8 +106,8 @@ def test_one_day_is_no_evidence() -> None:
     assert forecast(MODEL, seen([], 8.5, office())) == Forecast()
     assert forecast(MODEL, History(CALENDAR, 0, [])) == Forecast()
     quiet: Rates = [0.3 * RATE] * DAY
-    assert forecast(MODEL, seen([quiet, office()], 8.5, office())).plan == Plan(), "the day before had no such rise"
-    assert forecast(MODEL, seen([office(), quiet], 8.5)).plan == Plan(), "and it was gone on the last day"
+    assert forecast(MODEL, seen([quiet, office()], 8.5, office())).plan == FloorPlan(), "the day before had none"
+    assert forecast(MODEL, seen([office(), quiet], 8.5)).plan == FloorPlan(), "and it was gone on the last day"
 
 
 def test_times_that_are_known_of_one_day_have_no_bounds() -> None:
@@ -120,7 +120,7 @@ def test_times_that_are_known_of_one_day_have_no_bounds() -> None:
 
 def test_a_rise_that_ends_is_forgotten_after_a_day() -> None:
     quiet: Rates = [0.3 * RATE] * DAY
-    assert forecast(MODEL, seen([*[office()] * 4, quiet], 8.5)).plan == Plan()
+    assert forecast(MODEL, seen([*[office()] * 4, quiet], 8.5)).plan == FloorPlan()
 
 
 def test_bounds_that_would_not_have_helped_the_last_day_are_not_planned() -> None:
@@ -129,7 +129,7 @@ def test_bounds_that_would_not_have_helped_the_last_day_are_not_planned() -> Non
     )
     assert forecast(MODEL, seen([at_nine, at_nine, at_nine], 9.5)).verdict == "Clear"
     found = forecast(MODEL, seen([at_nine, at_nine, at_eleven], 9.5, at_nine))
-    assert (found.verdict, found.plan) == ("Unclear", Plan())
+    assert (found.verdict, found.plan) == ("Unclear", FloorPlan())
     assert found.planned.replica_seconds > found.present.replica_seconds, "there were bounds, at another time"
 
 
@@ -152,11 +152,11 @@ def test_a_weekend_is_expected_to_be_one_and_a_monday_is_not() -> None:
     week = [*[office()] * 5, weekend, weekend]
     assert forecast(MODEL, seen(week, 8.5, office())).plan.highest == wanted(5.0), "on Monday, as on Friday"
     on_saturday = forecast(MODEL, seen([*week, *week[:5]], 8.5, weekend))
-    assert on_saturday.plan == Plan()
+    assert on_saturday.plan == FloorPlan()
 
 
 def test_the_first_weekend_has_no_bounds() -> None:
-    assert forecast(MODEL, seen([office()] * 5, 8.5)).plan == Plan()
+    assert forecast(MODEL, seen([office()] * 5, 8.5)).plan == FloorPlan()
 
 
 def test_an_outage_or_a_storm_of_retries_on_one_day_changes_nothing() -> None:
@@ -168,13 +168,13 @@ def test_an_outage_or_a_storm_of_retries_on_one_day_changes_nothing() -> None:
     quiet: Rates = [0.3 * RATE] * DAY
     storm: Rates = [60 * RATE if OPENING <= number < OPENING + 6 else rate for number, rate in enumerate(quiet)]
     for days in ([quiet, quiet, storm], [quiet, storm, quiet], [storm, quiet, quiet]):
-        assert forecast(MODEL, seen(days, 8.5, quiet)).plan == Plan()
+        assert forecast(MODEL, seen(days, 8.5, quiet)).plan == FloorPlan()
 
 
 def test_after_an_hour_without_measurements_there_are_no_bounds() -> None:
     today = office()
     today[: 9 * 12] = [None] * (9 * 12)
-    assert forecast(MODEL, seen([office()] * 3, 8.5, today)).plan == Plan()
+    assert forecast(MODEL, seen([office()] * 3, 8.5, today)).plan == FloorPlan()
     today[100] = 0.3 * RATE
     assert forecast(MODEL, seen([office()] * 3, 8.5, today)).plan.highest == wanted(5.0)
 
@@ -195,9 +195,9 @@ def test_after_daylight_saving_the_bounds_are_no_higher_than_before(hours: int) 
 
 
 def test_a_plan_ends() -> None:
-    plan = Plan(100, (3, 4), CALENDAR)
+    plan = FloorPlan(100, (3, 4), CALENDAR)
     assert [plan.at(300.0 * number) for number in (99, 100, 101, 102)] == [0, 3, 4, 0]
-    assert (plan.at(-1e18), plan.at(1e18), Plan().at(1e9)) == (0, 0, 0)
+    assert (plan.at(-1e18), plan.at(1e18), FloorPlan().at(1e9)) == (0, 0, 0)
 
 
 def test_the_bounds_are_at_most_max_replicas() -> None:
@@ -237,7 +237,7 @@ def test_a_rehearsal_plans_and_names_the_evidence_and_the_cost() -> None:
     assert re.fullmatch(pattern, learning.message)
     assert len(learning.message) <= 1024
     again = learn(rehearsal(seen([office()] * 3, 2.0)))
-    assert (again.plan, "around" in again.message) == (Plan(), False)
+    assert (again.plan, "around" in again.message) == (FloorPlan(), False)
 
 
 def test_the_work_of_a_rehearsal_of_days_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from fastgen_operator.autoscale.policy import policy_of
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
 from fastgen_operator.autoscale.rehearsal.codes import encoded
 from fastgen_operator.autoscale.rehearsal.days import Days
-from fastgen_operator.autoscale.rehearsal.forecast import Plan
+from fastgen_operator.autoscale.rehearsal.forecast import FloorPlan
 from fastgen_operator.autoscale.rehearsal.learning import Learning, Rehearsal, learn
 from fastgen_operator.autoscale.rehearsal.replay import FleetModel
 from fastgen_operator.autoscale.rules.schedules import Floor
@@ -390,7 +390,7 @@ def test_the_days_are_kept_in_the_status_and_a_new_leader_continues_from_them() 
     shown = record.shown_learning.to_status()
     again = Record.of(subject(stored=shown))
     assert (again.days, again.arrivals) == (record.days, record.arrivals)
-    assert again.learning.plan == Plan(), "it makes its own at once"
+    assert again.learning.plan == FloorPlan(), "it makes its own at once"
     damaged = Record.of(subject(stored={**shown, "days": "?"}))
     assert (damaged.days, damaged.arrivals) == (Days(), record.arrivals)
     older = Record.of(subject(stored={key: value for key, value in shown.items() if key != "days"}))
@@ -410,7 +410,7 @@ def test_the_plan_of_a_rehearsal_applies_at_its_time() -> None:
     pods = tuple(replica.view(name, fleet.time) for name, replica in fleet.replicas.items())
     seen = subject(policy=rules, pods=pods, replicas=1)
     record = Record.of(seen)
-    record.learning = Learning(plan=Plan(20_000, (0, 4)))
+    record.learning = Learning(plan=FloorPlan(20_000, (0, 4)))
     record.update(seen, dict(fleet.samples), fleet.time, 20_000 * 300.0)
     assert record.decision is not None
     assert (record.decision.replicas, record.learned(20_000 * 300.0)) == (1, 0)

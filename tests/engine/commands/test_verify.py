@@ -22,6 +22,7 @@ from fastgen.model.file_digests import FilesAtStart
 from fastgen.receipt import ReceiptModel, ReceiptNumbers, parse_receipt
 from fastgen.server.openai.receipts import ReceiptWriter
 from fastgen.settings import EngineConfig
+from fastgen.version import VERSION
 
 FLAGS = ("--kv-cache-memory", "16MiB")
 NUM_TOKENS = 12
@@ -247,6 +248,13 @@ def test_a_hostile_receipt_gives_a_one_line_error(receipt: Any, verify: Any, nam
     assert line.startswith("fastgen: error: receipt: ")
     assert line.isprintable()
     assert len(line) < 1000
+
+
+@pytest.mark.parametrize("version", [2, True, "1"])
+def test_an_unknown_version_is_named(receipt: Any, verify: Any, version: object) -> None:
+    code, _, err = verify({**receipt, "version": version})
+    said = f"receipt: its version is {json.dumps(version)}, and fastgen {VERSION} knows version 1: use a newer fastgen"
+    assert (code, said in err) == (2, True)
 
 
 def test_every_hostile_receipt_is_tried(receipt: Any) -> None:

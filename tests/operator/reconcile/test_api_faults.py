@@ -377,7 +377,7 @@ def test_an_operator_that_is_slow_because_of_the_api_server_passes_the_liveness_
     proxy.rule = slow
     for name in names:
         space.apply(resource(name, replicas=0))
-    operator = start("--workers", "1", "--stall-seconds", str(stall), "--request-seconds", "30", wait=False)
+    operator = start("--workers", "1", "--stall-seconds", str(stall), "--request-seconds", "14", wait=False)
     eventually(lambda: operator.probe("healthz"), within=30, what="a health server", every=0.05)
     assert not operator.is_ready(), "nothing was listed"
     has_begun.set()

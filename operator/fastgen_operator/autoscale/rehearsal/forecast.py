@@ -28,7 +28,9 @@ _LEAST_DAYS: Final = 2
 LEAST_GAIN: Final = 0.5
 
 Verdict = Literal["TooLittleKnown", "Sufficient", "Unclear", "Clear"]
-"""As of a rehearsal of the last hours."""
+"""What a rehearsal of the last hours, or of an earlier day, found. TooLittleKnown: no judgement. Sufficient: the
+present settings serve enough requests in time. Unclear: they do not, but the bounds that the older record suggests, if
+any, help too little. Clear: higher bounds serve more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def forecast(model: FleetModel, history: History) -> Forecast:
     if not any(tested):
         return Forecast("Unclear", present=present, planned=present)
     planned = replay(model, rates, [floor for floor in tested for _ in range(slots)])
-    is_clear = (planned.attainment - present.attainment) / (1 - present.attainment) >= LEAST_GAIN
+    is_clear = planned.gain(present) >= LEAST_GAIN
     floors = _floors(model, history, now, AHEAD_BINS, _LEAST_DAYS) if is_clear else None
     if floors is None:
         return Forecast("Unclear", present=present, planned=planned)

@@ -176,8 +176,7 @@ def _choose(rehearsal: Rehearsal, older: Sequence[float | None], newer: Sequence
     if not chosen:
         return _Found("Unclear", present)
     judged = _with(rehearsal, chosen, newer)
-    gained = (judged.attainment - present.attainment) / (1 - present.attainment)
-    is_clear = present.bursts >= _LEAST_BURSTS and gained >= LEAST_GAIN
+    is_clear = present.bursts >= _LEAST_BURSTS and judged.gain(present) >= LEAST_GAIN
     return _Found("Clear" if is_clear else "Unclear", present, judged, chosen)
 
 

@@ -111,6 +111,10 @@ class Outcome:
         """Share of the requests in time; 1 without requests."""
         return self.in_time / self.tokens if self.tokens > 0 else 1.0
 
+    def gain(self, present: Outcome) -> float:
+        """Return the share of the late requests of `present`, which has some, that this outcome serves in time."""
+        return (self.attainment - present.attainment) / (1 - present.attainment)
+
 
 @dataclass(slots=True)
 class _Group:

@@ -17,10 +17,9 @@ from typing import Any
 
 import websocket
 
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS, PATIENCE
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-_START_SECONDS = 60.0 * PATIENCE
 # What keys need that do more than send an event to the page.
 _KEYS: dict[str, dict[str, Any]] = {
     "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
@@ -150,7 +149,7 @@ def browser_page(folder: Path) -> Iterator[Page]:
 def _connected(process: subprocess.Popen[bytes], folder: Path) -> Iterator[websocket.WebSocket]:
     import httpx
 
-    deadline, port_file = time.monotonic() + _START_SECONDS, folder / "DevToolsActivePort"
+    deadline, port_file = time.monotonic() + HANG_SECONDS, folder / "DevToolsActivePort"
     while not port_file.exists() or not port_file.read_text().strip():
         assert process.poll() is None, (folder / "browser.log").read_text()
         assert time.monotonic() < deadline, (folder / "browser.log").read_text()
@@ -158,7 +157,7 @@ def _connected(process: subprocess.Popen[bytes], folder: Path) -> Iterator[webso
     port = int(port_file.read_text().split()[0])
     targets = httpx.get(f"http://127.0.0.1:{port}/json", verify=False).json()
     address = next(target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page")
-    connection = websocket.create_connection(address, timeout=60 * PATIENCE)
+    connection = websocket.create_connection(address, timeout=HANG_SECONDS)
     try:
         yield connection
     finally:

@@ -15,9 +15,7 @@ from fastgen.runner.ranks.loading import load_follower, load_leader
 from fastgen.runner.ranks.ring import Ring, RingFiles
 from fastgen.runner.ranks.runners import FollowingRunner, RankedRunner
 from fastgen.settings import EngineConfig
-from support.waiting import PATIENCE, eventually
-
-_END_SECONDS = 60.0 * PATIENCE
+from support.waiting import HANG_SECONDS, eventually
 
 
 class Unwatched:
@@ -66,6 +64,6 @@ def ranked(folder: Path, size: int, **settings: Any) -> Iterator[tuple[RankedRun
         yield runner, followers
         runner.end()
         for thread in threads:
-            thread.join(_END_SECONDS)
+            thread.join(HANG_SECONDS)
             assert not thread.is_alive(), "a rank does not end"
     files.close()

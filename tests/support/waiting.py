@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 # How many times as long a wait goes on as a quiet machine takes at most.
 PATIENCE = 5
+# For what a quiet machine does within a minute, where something else than `eventually` waits.
+HANG_SECONDS = 60.0 * PATIENCE
 
 
 def eventually(poll: Callable[[], T], *, within: float, what: str, every: float = 0.2) -> T:

@@ -18,7 +18,7 @@ from fastgen import __version__
 from fastgen.commands import main
 from fastgen.settings import ENGINE_SETTINGS, SERVER_SETTINGS
 from support.demo_weights import demo_model
-from support.waiting import PATIENCE, eventually
+from support.waiting import HANG_SECONDS, PATIENCE, eventually
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -257,4 +257,4 @@ def test_sigterm_ends_process_1_of_a_container_while_it_imports_its_modules() ->
 
         process = eventually(handler, within=20, what="a handler of SIGTERM", every=0.01)
         os.kill(process, signal.SIGTERM)
-        assert outer.wait(60 * PATIENCE) == 128 + signal.SIGTERM
+        assert outer.wait(HANG_SECONDS) == 128 + signal.SIGTERM

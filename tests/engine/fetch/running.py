@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS
 
 _EACH = """
 import contextlib, io, json, sys
@@ -52,7 +52,7 @@ def start(*arguments: str | Path, **more: str) -> subprocess.Popen[str]:
 def fetch(*arguments: str | Path, **more: str) -> Ended:
     """Run it to its end; keywords are environment variables."""
     process = start(*arguments, **more)
-    _, output = process.communicate(timeout=60 * PATIENCE)
+    _, output = process.communicate(timeout=HANG_SECONDS)
     return Ended(process.returncode, output)
 
 
@@ -63,7 +63,7 @@ def fetch_each(commands: Sequence[Sequence[str]], **more: str) -> list[Ended]:
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=60 * PATIENCE,
+        timeout=HANG_SECONDS,
     )
     return [Ended(code, output) for code, output in json.loads(done.stdout)]
 

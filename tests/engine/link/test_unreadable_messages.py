@@ -22,7 +22,7 @@ from fastgen.link.messages import Add, TokenOutput
 from fastgen.link.shared_counts import Counts
 from fastgen.settings import EngineConfig
 from support.demo_weights import demo_model
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS
 
 SCRIPTED = Path(__file__).parents[1] / "server" / "scripted_engine.py"
 
@@ -43,7 +43,7 @@ class Collected:
         self.ended.set()
 
     async def end(self) -> FinishReason | None:
-        await asyncio.wait_for(self.ended.wait(), 60 * PATIENCE)
+        await asyncio.wait_for(self.ended.wait(), HANG_SECONDS)
         return self.outputs[-1].finish_reason if self.outputs else None
 
 
@@ -108,7 +108,7 @@ async def test_other_messages_that_the_engine_cannot_read_are_ignored(monkeypatc
         client.start_request(request("other"), other)
         assert await other.end() is FinishReason.LENGTH
         client._send({"type": "watch", "on": 3})  # type: ignore[arg-type]
-        async with asyncio.timeout(60 * PATIENCE):  # otherwise the engine would seem to hang
+        async with asyncio.timeout(HANG_SECONDS):  # otherwise the engine would seem to hang
             while client._owes_report:
                 await asyncio.sleep(0.01)
         assert client.alive

@@ -25,7 +25,7 @@ from fastgen.settings import EngineConfig
 from support.kernel_keys import KernelKeys, key_of
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import saved
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS
 
 CPU = torch.device("cpu")
 # Of float16 the interpreter computes what a GPU does; of bfloat16 it needs other constants.
@@ -133,11 +133,11 @@ def test_the_weights_are_read_meanwhile() -> None:
 
     def launches() -> list[KernelLaunch]:
         begun.set()
-        assert read.wait(60 * PATIENCE)
+        assert read.wait(HANG_SECONDS)
         return []
 
     compilation, progress = KernelCompilation(launches), Mock(side_effect=lambda _fraction: read.set())
-    assert begun.wait(60 * PATIENCE)
+    assert begun.wait(HANG_SECONDS)
     compilation.wait(progress)
     began, *_, ended = [call.args for call in progress.mock_calls]
     assert (began, ended) == ((0.0,), (1.0,))

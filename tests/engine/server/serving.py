@@ -20,13 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.controlplane import free_ports
 from support.demo_weights import demo_model
 from support.forking import Forked, fork_server
-from support.waiting import PATIENCE, wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 REAL = (sys.executable, "-m", "fastgen")
 SCRIPTED = (sys.executable, str(Path(__file__).with_name("scripted_command.py")))
 _START_SECONDS = 60.0
-# Ends what hangs, and says nothing about speed.
-LONG_SECONDS = 60.0 * PATIENCE
 # Otherwise every httpx call loads the system's certificates, which takes longer than the request.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -49,10 +47,10 @@ class Serving:
         return self.log_path.read_text()
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=LONG_SECONDS)
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=HANG_SECONDS)
 
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=LONG_SECONDS, verify=_NO_TLS, **options)  # type: ignore[arg-type]
+        return httpx.get(self.url + path, timeout=HANG_SECONDS, verify=_NO_TLS, **options)  # type: ignore[arg-type]
 
     def status(self, path: str) -> int | None:
         """Return the status of a GET; None if the connection fails."""
@@ -62,10 +60,10 @@ class Serving:
             return None
 
     def post(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=LONG_SECONDS, verify=_NO_TLS)
+        return httpx.post(self.url + path, json=body, timeout=HANG_SECONDS, verify=_NO_TLS)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return httpx.request(method, self.url + path, timeout=LONG_SECONDS, verify=_NO_TLS, **options)
+        return httpx.request(method, self.url + path, timeout=HANG_SECONDS, verify=_NO_TLS, **options)
 
     def metric(self, name: str, default: float | None = None, **labels: str) -> float:
         """Return a sample's value, summed over the labels not given; `default` if there is no sample yet."""
@@ -95,7 +93,7 @@ class Serving:
         self.process.send_signal(number)
 
     def wait_exit(self) -> int:
-        return self.process.wait(LONG_SECONDS)
+        return self.process.wait(HANG_SECONDS)
 
     def wait_status(self, path: str, status: int, seconds: float = _START_SECONDS) -> None:
         def arrived() -> bool:

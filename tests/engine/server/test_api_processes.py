@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from engine.server.test_queue_limit import Ignoring, send, status_of
 from fastgen import exit_codes
 from fastgen.core.request import FinishReason
@@ -27,7 +27,7 @@ from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.link.shared_counts import SharedCounts
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.served_model import ServedModel
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 NUM = 2
 SLOW = {"SCRIPT_STEP_SECONDS": "0.02"}
@@ -84,7 +84,7 @@ def connected(server: Serving, connections: ExitStack, num: int) -> tuple[list[s
     opened: tuple[list[socket.socket], list[socket.socket]] = ([], [])
     while any(len(own) < num for own in opened):
         connection = connections.enter_context(
-            socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+            socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
         )
         own = opened[pids.index(process_of(server, connection, pids))]
         if len(own) < num:

@@ -10,8 +10,9 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from fastgen.server.http.body_limit import BodyBudget, BodyLimit
+from support.waiting import HANG_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def exchange(server: Serving, *pieces: bytes) -> tuple[int, dict[str, str]]:
     """Send raw bytes; return the status and error of the response, after which the server closes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as connection:
         for piece in pieces:
             try:
                 connection.sendall(piece)
@@ -107,7 +108,7 @@ def test_an_idle_connection_outlives_the_read_timeout_between_requests(hasty: Se
     with socket.create_connection(("127.0.0.1", hasty.port)) as connection:
         for _ in range(2):
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
-            connection.settimeout(LONG_SECONDS)
+            connection.settimeout(HANG_SECONDS)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):
                 answer += connection.recv(1000)

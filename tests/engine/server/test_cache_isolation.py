@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
+from support.waiting import HANG_SECONDS
 
 KEYS = {"FASTGEN_API_KEY": "sk-one,sk-two"}
 _numbers = itertools.count()
@@ -117,7 +118,7 @@ def test_what_the_server_shows_of_other_keys_contains_no_text(tmp_path: Path) ->
     with ExitStack() as stack:
         server = start(tmp_path, "--ui", environment={**KEYS, "SCRIPT_STEP_SECONDS": "0.01"}, stack=stack)
         url = f"{server.url}/ui/steps"
-        with httpx.stream("GET", url, headers=bearer("sk-two"), timeout=LONG_SECONDS) as feed:
+        with httpx.stream("GET", url, headers=bearer("sk-two"), timeout=HANG_SECONDS) as feed:
             lines = feed.iter_lines()
             seen = next(line for line in lines if line)  # it is watching
             body = {"prompt": "swordfish " * 200, "max_tokens": 40, "ignore_eos": True, "cache_salt": "swordfish"}

@@ -13,9 +13,10 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from engine.server.scripted_prompts import prompt_for
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
 from fastgen.server.http import connection
 from fastgen.server.http.connection import BodyWriter, Connection, body_writer, connection_class
+from support.waiting import HANG_SECONDS
 
 
 class Transport:
@@ -343,7 +344,7 @@ async def test_the_connection_that_waits_longest_is_closed_if_there_are_too_many
 def test_a_stream_to_an_http_1_0_client_is_not_chunked(scripted: Serving) -> None:
     body = json.dumps({"prompt": prompt_for("one two three"), "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", scripted.port), timeout=LONG_SECONDS) as client:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=HANG_SECONDS) as client:
         client.sendall(head.encode() + body)
         with client.makefile("rb") as answer:  # until the server closes
             received = answer.read()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
-from support.waiting import wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import HANG_SECONDS, wait_until
 
 STORM = 500
 GONE_SECONDS = 5.0
@@ -29,7 +29,7 @@ def stormy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def connect(server: Serving) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
 
 
 def request(body: dict[str, object], length: int | None = None) -> bytes:

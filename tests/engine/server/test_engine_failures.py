@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from engine.server.scripted_engine import FAULT
-from engine.server.serving import LONG_SECONDS, Serving, serving
-from support.waiting import wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import HANG_SECONDS, wait_until
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
 NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -35,7 +35,7 @@ class Posting(threading.Thread):
         self._response = self._server.post("/v1/completions", self._body)
 
     def response(self) -> httpx.Response:
-        self.join(LONG_SECONDS)
+        self.join(HANG_SECONDS)
         return self._response
 
 

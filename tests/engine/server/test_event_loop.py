@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
 from fastgen.server.serving.encoding import encode, encode_bad_words
 from fastgen.text.tokenizer import Tokenizer
+from support.waiting import HANG_SECONDS
 
 # Share of the work's duration. Work inside the event loop blocks it for nearly all of that time.
 MAX_BLOCKED_SHARE = 0.8
@@ -72,14 +73,14 @@ class Paused:
     def encode_unlocked(self, texts: list[str], **_others: bool) -> list[list[int]]:
         self.groups.append(texts)
         self.begun.set()
-        self.released.wait(LONG_SECONDS)
+        self.released.wait(HANG_SECONDS)
         return [[len(text)] for text in texts]
 
 
 async def test_encoding_stops_between_two_groups_when_the_client_leaves() -> None:
     slow = Paused()
     encoding = asyncio.create_task(encode(cast(Tokenizer, slow), ["a" * 50_000, "b" * 50_000], add_special_tokens=True))
-    assert await asyncio.to_thread(slow.begun.wait, LONG_SECONDS)
+    assert await asyncio.to_thread(slow.begun.wait, HANG_SECONDS)
     encoding.cancel()
     await asyncio.gather(encoding, return_exceptions=True)
     slow.released.set()
@@ -95,7 +96,7 @@ async def test_a_short_text_does_not_wait_for_long_ones() -> None:
     long = [
         asyncio.create_task(encode(cast(Tokenizer, slow), ["a" * 100_000], add_special_tokens=True)) for _ in range(3)
     ]
-    assert await asyncio.to_thread(slow.begun.wait, LONG_SECONDS)
+    assert await asyncio.to_thread(slow.begun.wait, HANG_SECONDS)
     assert await encode(cast(Tokenizer, quick), ["b" * 5000], add_special_tokens=True) == [[5000]]
     assert len(slow.groups) == 1, "long texts take turns, so that the engine keeps its cores"
     slow.released.set()

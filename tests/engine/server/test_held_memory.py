@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from fastgen.core.request import Request
 from fastgen.core.request_error import RequestError
 from fastgen.core.sampling_params import SamplingParams
@@ -20,7 +20,7 @@ from fastgen.server.http.api_error import APIError
 from fastgen.server.http.body_limit import SMALL_BYTES, BodyBudget, BodyLimit
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.serving.held_memory import MOST_LOGPROBS_HELD, HeldMemory, held_bytes, most_logprob_tokens
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 MIB = 1 << 20
 
@@ -36,7 +36,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def begin(server: Serving, num_bytes: int, *headers: str) -> socket.socket:
     """Send a request without the last byte of its body."""
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
     fields = ["Host: t", "Content-Type: application/json", f"Content-Length: {num_bytes + 1}", *headers]
     connection.sendall("\r\n".join(["POST /v1/completions HTTP/1.1", *fields, "", ""]).encode())
     connection.sendall(b'{"prompt":"' + b"a" * (num_bytes - 11))

@@ -16,8 +16,9 @@ import pytest
 
 from engine.server.hostile import BODIES, Body
 from engine.server.loop_probe import longest_hold
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from fastgen.link.watchdog import seconds_waited
+from support.waiting import HANG_SECONDS
 
 # These limits are those of a processor that parses REFERENCE in so many seconds. One that does other work beside it, or
 # is an older one, has as much more time.
@@ -75,7 +76,7 @@ class Watcher:
     def __enter__(self) -> Watcher:
         for thread in self._threads:
             thread.start()
-        assert self._has_token.wait(LONG_SECONDS)
+        assert self._has_token.wait(HANG_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,14 +87,14 @@ class Watcher:
     def seen(self) -> Delays:
         """Return the longest delays since the last call, after another token."""
         self._has_token.clear()
-        assert self._has_token.wait(LONG_SECONDS)
+        assert self._has_token.wait(HANG_SECONDS)
         seen, self._seen = self._seen, Delays()
         return seen
 
     def _stream(self) -> None:
         body = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True, "priority": -1}
         while not self._ends:
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=LONG_SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=HANG_SECONDS)
             connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             response.read1()
@@ -107,7 +108,7 @@ class Watcher:
     def _probe(self) -> None:
         while not self._ends:
             began = self._clock.now()
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=LONG_SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=HANG_SECONDS)
             connection.request("GET", "/health")
             assert connection.getresponse().status == 200
             self._seen.probe = max(self._seen.probe, self._clock.now() - began)
@@ -170,7 +171,7 @@ def post_together(server: Serving, path: str, content: bytes) -> None:
 
     def post() -> None:
         for _ in range(TIMES):
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG_SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
             connection.request("POST", path, content, {"Content-Type": "application/json"})
             statuses.append(connection.getresponse().status)
             connection.close()

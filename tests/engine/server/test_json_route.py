@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
 from fastgen.server.http import request_context
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_census import MOST_ITEMS, MOST_NODES, JSONCensus, largest_field
@@ -22,6 +22,7 @@ from fastgen.server.http.off_loop import is_large, off_loop
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.openai.generation_request import ChatRequest
 from fastgen.server.openai.tokenization import TokenizeRequest
+from support.waiting import HANG_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_rejected_body_is_not_awaited(scripted: Serving) -> None:
     """The response comes although the client has sent only a part of the body."""
     body = b'{"messages":[' + b"{}," * (MOST_NODES + 1)
     fields = f"Host: t\r\nContent-Type: application/json\r\nContent-Length: {len(body) + 9_000_000}"
-    with socket.create_connection(("127.0.0.1", scripted.port), timeout=LONG_SECONDS) as connection:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=HANG_SECONDS) as connection:
         connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
         assert connection.recv(12) == b"HTTP/1.1 400"
 

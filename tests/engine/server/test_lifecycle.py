@@ -16,8 +16,8 @@ import httpx
 import openai
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
-from support.waiting import wait_until
+from engine.server.serving import Serving, serving
+from support.waiting import HANG_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -45,7 +45,7 @@ def send_raw(server: Serving, body: dict[str, object]) -> socket.socket:
     """Send a completion request and return its socket."""
     content = json.dumps(body).encode()
     fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
     connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
     return connection
 
@@ -59,11 +59,11 @@ class Streaming(threading.Thread):
         self.began = threading.Event()
         self._server, self._body = server, body
         self.start()
-        assert self.began.wait(LONG_SECONDS), "the stream did not begin"
+        assert self.began.wait(HANG_SECONDS), "the stream did not begin"
 
     def run(self) -> None:
         url = f"{self._server.url}/v1/completions"
-        with httpx.stream("POST", url, json={**self._body, "stream": True}, timeout=LONG_SECONDS) as response:
+        with httpx.stream("POST", url, json={**self._body, "stream": True}, timeout=HANG_SECONDS) as response:
             for line in response.iter_lines():
                 if line:
                     self.events.append(line.removeprefix("data: "))
@@ -71,7 +71,7 @@ class Streaming(threading.Thread):
 
     def finish_reasons(self) -> list[str | None]:
         """Wait for the end of the stream and return the finish reason of each chunk."""
-        self.join(LONG_SECONDS)
+        self.join(HANG_SECONDS)
         assert not self.is_alive(), "the stream did not end"
         return [json.loads(event)["choices"][0]["finish_reason"] for event in self.events if event != "[DONE]"]
 
@@ -137,8 +137,8 @@ def test_a_killed_engine_ends_streams_health_and_server(tmp_path: Path) -> None:
             list(openais)
         gate.touch()
         assert server.wait_exit() == 1
-        stream.join(LONG_SECONDS)
-        waiting.join(LONG_SECONDS)
+        stream.join(HANG_SECONDS)
+        waiting.join(HANG_SECONDS)
         assert json.loads(stream.events[-2])["error"]["code"] == "engine_dead"
         assert stream.events[-1] == "[DONE]"
         assert (full[0].status_code, full[0].json()["error"]["type"]) == (500, "server_error")
@@ -173,7 +173,7 @@ def test_a_disconnect_frees_the_sequence_within_one_step(tmp_path: Path) -> None
     with serving(tmp_path, environment={**SLOW, "SCRIPT_PAUSE": str(pause)}) as server:
         server.wait_status("/ready", 200)
         body = {**ENDLESS, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LONG_SECONDS) as stream:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG_SECONDS) as stream:
             lines = stream.iter_lines()  # httpx closes the connection when it is collected
             assert next(lines).startswith("data:")
             assert running(server) == 1
@@ -228,7 +228,7 @@ def test_a_drain_serves_the_next_request_of_each_kept_connection_and_then_closes
     environment = {**SLOW, "SCRIPT_END": str(end), "SCRIPT_IDLE_SECONDS": "60"}
     with (
         serving(tmp_path, environment=environment) as server,
-        httpx.Client(base_url=server.url, timeout=LONG_SECONDS) as kept,
+        httpx.Client(base_url=server.url, timeout=HANG_SECONDS) as kept,
     ):
         server.wait_status("/ready", 200)
         assert "connection" not in kept.post("/v1/completions", json=brief).headers
@@ -250,7 +250,7 @@ def test_a_drain_closes_idle_connections_after_a_moment(tmp_path: Path) -> None:
     with serving(tmp_path, environment={**SLOW, "SCRIPT_END": str(end)}) as server:
         server.wait_status("/ready", 200)
         stream = Streaming(server, UNTIL_END)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS) as idle:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as idle:
             idle.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
             received = b""
             while not received.endswith(b'{"status":"ok"}'):

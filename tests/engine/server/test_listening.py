@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS
 from fastgen.server.http.listening import listen
 from fastgen.settings import ServerConfig
+from support.waiting import HANG_SECONDS
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -18,7 +18,7 @@ from fastgen.settings import ServerConfig
 def test_the_default_is_all_addresses_of_both_families(address: str, count: int) -> None:
     listeners = listen(ServerConfig().host, 0, count)
     try:
-        with socket.create_connection((address, listeners[0].getsockname()[1]), timeout=LONG_SECONDS):
+        with socket.create_connection((address, listeners[0].getsockname()[1]), timeout=HANG_SECONDS):
             pass
     finally:
         for listener in listeners:
@@ -40,7 +40,7 @@ def test_an_address_of_one_family_is_listened_on_by_that_family_alone(host: str,
         assert listener.family == family
         other = "127.0.0.1" if family == socket.AF_INET6 else "::1"
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((other, listener.getsockname()[1]), timeout=LONG_SECONDS)
+            socket.create_connection((other, listener.getsockname()[1]), timeout=HANG_SECONDS)
 
 
 def test_the_command_line_has_the_same_default() -> None:

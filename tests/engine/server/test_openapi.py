@@ -17,7 +17,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
+from support.waiting import HANG_SECONDS
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 
@@ -79,7 +80,7 @@ def test_generated_requests_are_answered_as_documented(
               phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(case=document[path][method].as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
-        case.call_and_validate(session=session, checks=CHECKS, timeout=LONG_SECONDS)
+        case.call_and_validate(session=session, checks=CHECKS, timeout=HANG_SECONDS)
 
     try:
         answered()

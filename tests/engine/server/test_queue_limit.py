@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from fastgen.core.request import FinishReason
 from fastgen.core.stats import SchedulerStats, StepStats
 from fastgen.core.step_times import StepCoefficients
@@ -18,7 +18,7 @@ from fastgen.link.messages import StepReport, TokenOutput
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.request_context import RequestContext
 from fastgen.server.serving import queue_limit
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 PLACES, QUEUE = 2, 3
 ENDLESS = {"prompt": "go on", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -37,7 +37,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def send(server: Serving, body: dict[str, object]) -> socket.socket:
     content = json.dumps(body).encode()
     fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=LONG_SECONDS)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
     connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)
     return connection
 

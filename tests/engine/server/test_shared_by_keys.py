@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from engine.server.test_hostile_grammars import rehearsing
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 KEYS = ("sk-one", "sk-two")
 
@@ -37,7 +37,7 @@ def test_one_client_can_fill_the_queue_of_all_and_anybody_sees_that(shared: Serv
     with ExitStack() as streams:
         for _ in range(2):
             asked = httpx.stream(
-                "POST", f"{shared.url}/v1/completions", headers=headers("sk-one"), json=endless, timeout=LONG_SECONDS
+                "POST", f"{shared.url}/v1/completions", headers=headers("sk-one"), json=endless, timeout=HANG_SECONDS
             )
             assert streams.enter_context(asked).status_code == 200
         refused = shared.request("POST", "/v1/completions", headers=headers("sk-two"), json={"prompt": "a"})
@@ -65,7 +65,7 @@ def test_a_grammar_that_one_client_has_used_is_not_checked_again_for_another(sha
 
 def test_the_server_speaks_no_tls(shared: Serving) -> None:
     with pytest.raises(httpx.ConnectError) as raised:
-        httpx.get(shared.url.replace("http:", "https:"), timeout=LONG_SECONDS)
+        httpx.get(shared.url.replace("http:", "https:"), timeout=HANG_SECONDS)
     cause: BaseException | None = raised.value
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from engine.server.serving import LONG_SECONDS
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.connection import BODY_WRITER
 from fastgen.server.http.sse import KEEP_ALIVE, EventTemplate, GeneratedEvents, event
 from fastgen.server.openai.response_bodies import ChatChunk, ChatChunkChoice, Delta
+from support.waiting import HANG_SECONDS
 
 
 class QuickToKeepAlive(GeneratedEvents):
@@ -57,7 +57,7 @@ class Wire:
         return {"type": "http.disconnect"}
 
     async def wait_for(self, body: bytes, count: int = 1) -> None:
-        async with asyncio.timeout(LONG_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             while self.bodies.count(body) < count:
                 self._changed.clear()
                 await self._changed.wait()

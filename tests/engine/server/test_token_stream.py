@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from engine.server.serving import LONG_SECONDS
 from engine.server.test_request_handler import PlayedEngine, handler_of
 from fastgen.core.request import FinishReason
 from fastgen.server.http.api_error import APIError
@@ -17,6 +16,7 @@ from fastgen.server.http.connection import BODY_WRITER
 from fastgen.server.http.request_context import RequestContext, _current
 from fastgen.server.serving.token_stream import TokenStream
 from fastgen.text.request_output import OutputDelta
+from support.waiting import HANG_SECONDS
 
 
 class Texts:
@@ -181,7 +181,7 @@ async def test_much_that_cannot_be_encoded_ends_the_request() -> None:
     for _ in range(5000):
         engine.generate("a")
     client.go_on_reading()
-    await asyncio.wait_for(task, LONG_SECONDS)
+    await asyncio.wait_for(task, HANG_SECONDS)
     assert b"".join(client.parts) == b"<internal_error"
 
 
@@ -198,7 +198,7 @@ async def test_a_delta_that_cannot_be_encoded_ends_its_request_only(caplog: pyte
     engine, client = PlayedEngine(), Client()
     task = await responding(engine, client, Broken())
     engine.generate("a")
-    await asyncio.wait_for(task, LONG_SECONDS)
+    await asyncio.wait_for(task, HANG_SECONDS)
     assert b"".join(client.parts) == b"<internal_error"
     assert "KeyError" in caplog.text
     assert engine.cancelled == ["0"]

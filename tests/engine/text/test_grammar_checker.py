@@ -29,7 +29,7 @@ from fastgen.text.grammars.checker_process import MOST_MESSAGE_BYTES, Verdict
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.tokenizer import Tokenizer
 from fastgen.text.vocabulary import Vocabulary
-from support.waiting import PATIENCE, eventually
+from support.waiting import HANG_SECONDS, eventually
 
 TOKENIZER = byte_tokenizer(None)
 VALID = Grammar(kind="regex", text="a|b")
@@ -217,7 +217,7 @@ def test_only_what_needs_a_verdict_waits_for_a_process_that_starts_late(
             eventually(lambda: rehearsals._process is not None, within=20, what="a start", every=0.01)
             asked = threading.Thread(target=rehearsals.is_accepted, args=(known,))
             asked.start()
-            asked.join(60 * PATIENCE)
+            asked.join(HANG_SECONDS)
             assert not asked.is_alive()
             assert not any(each.done() for each in waiting)
         finally:

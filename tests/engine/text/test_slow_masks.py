@@ -17,7 +17,7 @@ from fastgen.text.grammars import masks as masks_module
 from fastgen.text.grammars import matcher as matcher_module
 from fastgen.text.grammars.compiled import CompiledGrammars
 from fastgen.text.grammars.matcher import GrammarMatcher
-from support.waiting import PATIENCE, eventually
+from support.waiting import HANG_SECONDS, eventually
 
 TOKENIZER = byte_tokenizer(None)
 WIDTH = -(-TOKENIZER.vocab_size // 32)
@@ -37,7 +37,7 @@ class Matcher:
         self.consumed += tokens
 
     def compute_bitmask(self) -> bytes:
-        assert self.may_go_on.wait(60 * PATIENCE)
+        assert self.may_go_on.wait(HANG_SECONDS)
         self.num_masks += 1
         return b"\1" + bytes(4 * WIDTH - 1)
 

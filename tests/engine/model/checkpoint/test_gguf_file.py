@@ -22,7 +22,7 @@ from fastgen.model.layers.rope import Rope
 from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from support.demo_weights import demo_model
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS
 
 
 def write(path: Path, tensors: dict[str, tuple[np.ndarray, str]], **metadata: Any) -> Path:
@@ -213,5 +213,5 @@ def test_opening_a_model_imports_neither_torch_nor_numba() -> None:
         "print([name for name in ('torch', 'numba', 'transformers') if name in sys.modules])"
     )
     command = [sys.executable, "-c", program, str(demo_model())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60 * PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
     assert done.stdout.strip() == "[]"

@@ -32,7 +32,7 @@ from fastgen.model.native import open_checkpoint
 from fastgen.model.source import ModelSource
 from support.recording_gpu import MAIN, Copy, Event, RecordingGPU, Wait
 from support.tiny_models import saved
-from support.waiting import PATIENCE, eventually
+from support.waiting import HANG_SECONDS, eventually
 
 CPU = torch.device("cpu")
 
@@ -94,8 +94,8 @@ def test_several_threads_read_while_the_caller_goes_on() -> None:
     both = threading.Barrier(3)
     with WeightReader(CPU, DelayedCopier, 2) as reader:
         for one in matrices(2):
-            reader.read([Stored(one, lambda: both.wait(60 * PATIENCE))], torch.float32)
-        both.wait(60 * PATIENCE)  # the caller is here while both threads read
+            reader.read([Stored(one, lambda: both.wait(HANG_SECONDS))], torch.float32)
+        both.wait(HANG_SECONDS)  # the caller is here while both threads read
 
 
 def test_the_caller_waits_while_many_matrices_are_not_read() -> None:
@@ -105,7 +105,7 @@ def test_the_caller_waits_while_many_matrices_are_not_read() -> None:
 
     def submit() -> None:
         for number, one in enumerate(matrices(10)):
-            reader.read([Stored(one, lambda: gate.wait(60 * PATIENCE))], torch.float32)
+            reader.read([Stored(one, lambda: gate.wait(HANG_SECONDS))], torch.float32)
             begun.append(number)
 
     caller = threading.Thread(target=submit)
@@ -114,7 +114,7 @@ def test_the_caller_waits_while_many_matrices_are_not_read() -> None:
     caller.join(0.3)
     assert len(begun) == 4
     gate.set()
-    caller.join(60 * PATIENCE)
+    caller.join(HANG_SECONDS)
     assert len(begun) == 10
     with reader:
         reader.wait()
@@ -128,7 +128,7 @@ def test_a_matrix_that_cannot_be_read_ends_the_load() -> None:
     submitted = threading.Event()
 
     def fail_later() -> None:
-        assert submitted.wait(60 * PATIENCE)
+        assert submitted.wait(HANG_SECONDS)
         fail()
 
     def load() -> None:

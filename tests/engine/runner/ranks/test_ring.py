@@ -14,7 +14,7 @@ from benchmarks.rank_steps import STEPS_BY_NAME
 from fastgen.model.step_input import StepInput
 from fastgen.runner.ranks.messages import MessageKind, pack, unpack
 from fastgen.runner.ranks.ring import Ring, RingFiles
-from support.waiting import PATIENCE
+from support.waiting import HANG_SECONDS
 
 CAPACITY = 64
 
@@ -47,7 +47,7 @@ def test_every_reader_gets_every_message_in_order_whatever_its_length(files: Rin
     for message in messages:
         ring.publish(message, keep_waiting)
     for reader in readers:
-        reader.join(60 * PATIENCE)
+        reader.join(HANG_SECONDS)
     for found in read:
         assert len(found) == len(messages)
         assert all(np.array_equal(one, other) for one, other in zip(found, messages, strict=True))

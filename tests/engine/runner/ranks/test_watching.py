@@ -33,7 +33,7 @@ from support.ranks import has_ended, wait_for_the_end
 from support.scripted_rank import FAULTS, joined
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.slow]  # a rank that hangs is found after 3 s
+pytestmark = [pytest.mark.slow]
 
 SIZE = 3
 CONFIG = EngineConfig(model="none", tensor_parallel=SIZE)

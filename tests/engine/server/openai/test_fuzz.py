@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.server.malformed import COMPLETIONS, INVALID, JSON, RAW, is_rejected
-from engine.server.serving import LONG_SECONDS, Serving
-from support.waiting import wait_until
+from engine.server.serving import Serving
+from support.waiting import HANG_SECONDS, wait_until
 
 KINDS = [
     "text/plain", "application/xml", "multipart/form-data", "multipart/form-data; boundary=x", "garbage", "",
@@ -80,7 +80,7 @@ CONTRADICTIONS: dict[str, bytes] = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_contradictory_http_is_rejected_and_closed(scripted: Serving, name: str) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", scripted.port), timeout=LONG_SECONDS) as connection:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=HANG_SECONDS) as connection:
         connection.sendall(head + CONTRADICTIONS[name])
         answer = b""
         while received := connection.recv(65536):

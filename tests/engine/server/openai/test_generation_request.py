@@ -10,7 +10,8 @@ import httpx
 import openai
 import pytest
 
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
+from support.waiting import HANG_SECONDS
 
 HELLO = "Hello, wörld! 👋🏽 It is 12:30."
 
@@ -331,7 +332,7 @@ def test_a_body_that_is_not_json_is_rejected(scripted: Serving) -> None:
         f"{scripted.url}/v1/completions",
         content=b'{"prompt": ',
         headers={"Content-Type": "application/json"},
-        timeout=LONG_SECONDS,
+        timeout=HANG_SECONDS,
     )
     assert response.status_code == 400
     assert "not valid JSON" in error_of(response)["message"]
@@ -362,7 +363,7 @@ def test_an_error_does_not_repeat_a_long_text(scripted: Serving, name: str, valu
     assert len(response.content) < 2500
     assert error_of(response)["param"] == name
     assert ("is not served here" if name == "model" else "name one that is") in error_of(response)["message"]
-    no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}", timeout=LONG_SECONDS)
+    no_type = httpx.post(f"{scripted.url}/v1/completions", content=b"{}", timeout=HANG_SECONDS)
     assert no_type.status_code == 400
     assert "application/json" in error_of(no_type)["message"]
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from engine.server.serving import LONG_SECONDS, Serving
+from engine.server.serving import Serving
 from fastgen.server.openai import tokenization
 from fastgen.server.openai.tokenization import TokenizeRequest
+from support.waiting import HANG_SECONDS
 
 HELLO = "Hello, wörld! 👋🏽 <|im_end|>"
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -50,7 +51,7 @@ async def test_tokenizing_stops_when_the_client_leaves() -> None:
 
     def encode_unlocked(texts: list[str], **_others: bool) -> list[list[int]]:
         encoded.append(len(texts))
-        released.wait(LONG_SECONDS)
+        released.wait(HANG_SECONDS)
         return [[1]] * len(texts)
 
     async def receive() -> dict[str, str]:

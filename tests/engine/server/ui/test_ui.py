@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from engine.server.conftest import scripted as scripted
-from engine.server.serving import LONG_SECONDS, Serving, serving
+from engine.server.serving import Serving, serving
 from fastgen.commands import main
-from support.waiting import wait_until
+from support.waiting import HANG_SECONDS, wait_until
 
 KEY = {"Authorization": "Bearer sk-of-the-page"}
 SECRET = "marmalade"
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @contextmanager
 def watching(server: Serving) -> Iterator[Iterator[dict[str, Any]]]:
-    with httpx.stream("GET", f"{server.url}/ui/steps", headers=KEY, timeout=LONG_SECONDS) as response:
+    with httpx.stream("GET", f"{server.url}/ui/steps", headers=KEY, timeout=HANG_SECONDS) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         yield (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))

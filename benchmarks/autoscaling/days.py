@@ -33,7 +33,7 @@ _POLICIES: Mapping[str, Collection[Literal["hours", "days"]]] = {
 
 
 def repeated(rate: Rate, days: int, length: float) -> Trace:
-    """Return some days with the same rate, after the warm-up."""
+    """Return a trace of equal days after the warm-up, with other requests each day."""
     seconds = WARM_UP + days * length
     requests = varying(AZURE_CONVERSATION, seconds, lambda at: rate(at % length), _HIGH)
     return Trace("days", f"{days} equal days", seconds, AZURE_CONVERSATION, requests)

@@ -167,7 +167,7 @@ class Receipt(_Part, frozen=True, kw_only=True):
 
 @cache
 def engine_versions() -> dict[str, str]:
-    """Return the versions of FastGen and of the libraries that compute, of those that are installed."""
+    """Return the versions of FastGen and of the installed libraries that compute."""
     versions = {"fastgen": VERSION}
     for name in _LIBRARIES:
         try:
@@ -184,7 +184,7 @@ def shown_sampling(sampling: SamplingParams) -> ReceiptSampling:
 
 
 def shown_finish(reason: FinishReason) -> Literal["stop", "length", "abort"]:
-    """Return the finish reason of an answer; those with which a client gets an error have none."""
+    """Return the finish reason of an answer. Raises KeyError for reasons that give the client an error instead."""
     return _FINISH_REASONS[reason]
 
 

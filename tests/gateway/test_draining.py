@@ -60,7 +60,7 @@ def test_a_pod_that_drains_finishes_what_runs(
 
 
 async def test_a_drain_waits_for_an_envoy_that_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the streams of a pod on a busy node would be cut."""
+    """A slow answer must not end the drain: it would cut the streams of a pod on a busy node."""
     for name, value in (("_LEAST_SECONDS", 0.0), ("_POLL_SECONDS", 0.01), ("_TIMEOUT", aiohttp.ClientTimeout(total=1))):
         monkeypatch.setattr(envoy_admin, name, value)
     asked: Counter[str] = Counter()

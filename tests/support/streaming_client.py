@@ -55,7 +55,7 @@ def stream(connection: http.client.HTTPConnection, model: str, tokens: int) -> s
 
 
 def wait_for_service(host: str, port: int) -> None:
-    """Wait until the Service leads to a ready server, at most 300 seconds.
+    """Wait up to 300 seconds until the Service routes to a ready server.
 
     kube-proxy adds a new endpoint a second or more after its pod is ready if it has just written its rules. Until then
     connections are refused, or go to whoever else answers for the address.

@@ -111,7 +111,7 @@ class LearningStatus(ApiModel):
     arrivals: str = Field(max_length=8192)
     """The recorded arrivals of the last hours, compressed. A new leader continues from them."""
     days: str | None = Field(default=None, max_length=8192)
-    """Those of the last seven days by time of day, compressed. Unset until some are recorded."""
+    """The recorded arrivals of the last seven days by time of day, compressed. Unset until there are any."""
 
 
 class AutoscalingStatus(ApiModel):
@@ -137,7 +137,7 @@ class AutoscalingStatus(ApiModel):
     """Demand that the message states, in tokens per second: arriving prompt tokens that are not expected in the prefix
     cache, plus tokens that are expected to be generated."""
     learning: LearningStatus | None = None
-    """What was learned from the arrivals of the last hours and days. Unset until some are recorded."""
+    """What was learned from the arrivals of the last hours and days. Unset until there are any."""
     history: list[ScalingStep] | None = Field(default=None, max_length=5)
     """Most recent changes of the number of replicas, newest first."""
 

@@ -104,7 +104,7 @@ def get(connection: socket.socket, path: str) -> tuple[int, str]:
 
 
 def post(connection: socket.socket, max_tokens: int) -> None:
-    """Send a completion request, which ends before if SCRIPT_END says so."""
+    """Send a completion request. SCRIPT_END can end it early."""
     content = json.dumps({**ENDLESS, "max_tokens": max_tokens, "ignore_eos": False}).encode()
     fields = f"Host: test\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + content)

@@ -224,7 +224,7 @@ class Life:
         return self.objects()
 
     def rests(self) -> bool:
-        """Return whether the controllers have counted all pods, and nothing changes for three seconds."""
+        """Return whether the controllers have counted all pods and no object changes for three seconds."""
         before = self.objects()
         workloads = [*before[DEPLOYMENT.name], *before[REPLICA_SET.name]]
         if not all(is_observed(each) and is_counted(each) for each in workloads):

@@ -82,7 +82,7 @@ def test_a_webhook_that_times_out_in_one_namespace_delays_no_other(
         for number in range(RESOURCES):
             space.apply(resource(f"chat{number}", replicas=0))
         eventually(lambda: len(set(hook.seen)) >= 5, within=20, what="workers that wait for the webhook", every=0.05)
-        # A machine that stops for seconds delays one of them, the webhook would delay all.
+        # A machine that stops for seconds delays one of them. The webhook would delay all three.
         assert any(serve_heal_and_scale(good, name) < 2 * PATIENCE for name in ("one", "two", "three"))
         assert operator.is_healthy()
         released.set()

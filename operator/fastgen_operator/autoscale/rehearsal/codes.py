@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Final
 
-# 0 is unknown, 1 + _SCALE ln(1 + tokens per second) otherwise, so that a rate is kept to 0.05 %.
+# An unknown rate has the code 0, a rate in tokens per second 1 + _SCALE ln(1 + rate). The error is at most 0.05 %.
 _SCALE: Final = 1000.0
 _MOST_CODE: Final = 65_535
 _VERSION: Final = "1."
@@ -29,7 +29,7 @@ def decoded(codes: bytes) -> list[float | None]:
 
 
 def to_text(number: int, codes: bytes) -> str:
-    """Return the codes and the number of the period in progress after them as text."""
+    """Return codes as text, with the number of the period that follows them."""
     return _VERSION + base64.b64encode(zlib.compress(_HEADER.pack(number) + codes, 9)).decode()
 
 

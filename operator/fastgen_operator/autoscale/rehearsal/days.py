@@ -16,7 +16,7 @@ from typing import Final
 from fastgen_operator.autoscale.rehearsal.arrivals import SLOT_SECONDS, Arrivals
 from fastgen_operator.autoscale.rehearsal.codes import decoded, encoded, from_text, to_text
 
-# A week: of each kind there are at least two days.
+# A week has at least two workdays and two days of a weekend.
 EARLIER_DAYS: Final = 7
 # 1970-01-01 was the fourth day of its week.
 _FIRST_WEEKDAY: Final = 3
@@ -65,7 +65,7 @@ class Days:
     calendar: Calendar = field(default_factory=Calendar)
 
     def add(self, arrivals: Arrivals) -> Days:
-        """Return the days with all bins that are complete at the newest slot of the arrivals.
+        """Return the days with the bins that the newest slot of the arrivals completes.
 
         If that is before the bin in progress, the clock was set back: what was recorded after it is dropped.
         """

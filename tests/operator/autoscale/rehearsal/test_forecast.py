@@ -45,7 +45,7 @@ def office(low: float = 0.3, high: float = 5.0, opening: int = OPENING) -> Rates
 
 
 def seen(days: list[Rates], hour: float, today: Rates | None = None, begin: int = MONDAY) -> History:
-    """Return what is known at an hour after some days, if today is like the last one or as given."""
+    """Return the history at an hour of the day after `days`. Unless given, that day is like the last one."""
     rates = [rate for day in days for rate in day]
     rates += (today or days[-1])[: round(12 * hour)]
     return History(CALENDAR, begin + len(rates), rates)

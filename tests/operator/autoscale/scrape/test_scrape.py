@@ -218,7 +218,7 @@ async def test_a_misbehaving_engine_costs_at_most_its_deadline(handler: Handler,
                 found = await scraper.scrape("fleet", [replica(bad, "bad"), replica(good, "good")])
             seconds = time.monotonic() - began
             answers = {target.pod: answer for target, answer in found.items()}
-            # Unless the machine stops for longer than the deadline.
+            # Try again if the machine stopped for longer than the deadline.
             if isinstance(answers["good"], Sample) and seconds < 10:
                 break
     assert isinstance(answers["good"], Sample), "one bad engine spoils the others' answers"
@@ -286,7 +286,7 @@ async def test_fleets_with_timeouts_leave_room_for_the_others() -> None:
             (answer,) = (await scraper.scrape("good", [replica(good)])).values()
             is_first = not hanging.done()
             hanging.cancel()
-            # Unless the machine stops for longer than the deadline.
+            # Try again if the machine stopped for longer than the deadline.
             if is_first and isinstance(answer, Sample):
                 break
     assert is_first

@@ -23,6 +23,7 @@ ON_THE_NODE = {
     "test_autoscaling.py": "slows and stops replicas through cgroups",
     "test_gateway.py": "runs this machine's Envoy in a stand-in image",
     "test_model_cache.py": "serves a hub on this machine",
+    "test_model_families.py": "serves a hub on this machine",
     "test_operator_faults.py": "stops the operator through cgroups",
     "test_simulated_gpu.py": "simulates GPUs in the stand-in image",
     "test_upgrade.py": "loads images of the previous release",

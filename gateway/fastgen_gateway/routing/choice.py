@@ -19,7 +19,7 @@ _BLOCK_TOKENS: Final = BLOCK_BYTES // 4
 
 
 def ranked(
-    replicas: Sequence[Replica], prompt_tokens: int, matches: Mapping[str, int], now: float, turn: int
+    replicas: Sequence[Replica], prompt_tokens: int, matches: Mapping[str, int], now: float, turn: int, rate: float
 ) -> list[tuple[Replica, int]]:
     """Return the best replica for a prompt and the next best one, each with the prompt tokens in its prefix cache.
 
@@ -33,6 +33,7 @@ def ranked(
         matches: number of the prompt's leading blocks that a replica knows, by address.
         now: the time.
         turn: a number that differs between calls, so that equal replicas take turns.
+        rate: requests that arrive in a second for all of them.
     """
     cached = {address: min(prompt_tokens, count * _BLOCK_TOKENS) for address, count in matches.items()}
     start = turn % len(replicas)
@@ -43,8 +44,11 @@ def ranked(
         typical = _typical([model for _, model in known])
         budgets = [sample.token_budget for replica, _ in known if (sample := replica.sample(now)) is not None]
         models, budget = dict(known), sorted(budgets)[len(budgets) // 2]
+        share = rate / len(replicas)
         costs = [
-            replica.cost(prompt_tokens, cached.get(replica.address, 0), now, models.get(replica, typical), budget)
+            replica.cost(
+                prompt_tokens, cached.get(replica.address, 0), now, models.get(replica, typical), budget, share
+            )
             for replica in order
         ]
     else:

@@ -11,6 +11,8 @@ from fastgen_operator.autoscale.sample import Sample, StepCoefficients
 STALE_SECONDS: Final = 5.0
 # Output tokens over which the gaps of a request and of those beside it count.
 _GAPS: Final = 32
+# Requests behind a prompt that count at most: otherwise a prefix that is popular would never be computed elsewhere.
+_MOST_BEHIND: Final = 3.0
 # Held requests that a replica without metrics gets at a time.
 _BLIND_REQUESTS: Final = 8
 # Held requests are sent to a replica until its backlog takes this long.
@@ -121,11 +123,11 @@ class Replica:
         """Return the requests that it has: of this picker, and by its metrics of others."""
         return len(self.sent) + (self._others if self.sample(now) is not None else 0.0)
 
-    def cost(self, tokens: int, cached: int, now: float, model: StepCoefficients, budget: float) -> float:
+    def cost(self, tokens: int, cached: int, now: float, model: StepCoefficients, budget: float, rate: float) -> float:
         """Return the seconds of waiting that a prompt of `tokens`, of which `cached` are in its prefix cache, causes.
 
-        They are the time to its first token, and the gaps between the first output tokens: its own ones, and what it
-        adds to those of the other requests.
+        They are the time to its first token, the time that requests behind it wait longer for theirs, and the gaps
+        between the first output tokens: its own ones, and what it adds to those of the other requests.
 
         Args:
             tokens: tokens of the prompt.
@@ -133,6 +135,7 @@ class Replica:
             now: the time.
             model: step model of the replica, or of its fleet while its own one is unknown.
             budget: maximum tokens of a step.
+            rate: requests that arrive in a second for each replica.
         """
         requests, kv_tokens = self.num_requests(now), self._kv_tokens_at(now)
         uncached = max(1, tokens - cached)
@@ -142,14 +145,18 @@ class Replica:
             first = model.base + model.token * (requests + work) + model.kv_token * (kv_tokens + work)
         else:
             first = work / room * (model.base + model.token * (requests + room) + model.kv_token * (kv_tokens + work))
-        first += model.context_pair * uncached * (cached + uncached / 2)
+        pairs = model.context_pair * uncached * (cached + uncached / 2)
+        own = uncached / work * first + pairs
+        first += pairs
+        # Requests that come while the others are computed wait for all of it, later ones for what is left of it.
+        behind = min(_MOST_BEHIND, rate * (first - own / 2)) * own
         more = model.token + model.kv_token * tokens
         gap = model.base + model.token * requests + model.kv_token * kv_tokens + more
         sample = self.sample(now)
         missing = kv_tokens + tokens - sample.kv_capacity_tokens if sample is not None else 0.0
         if missing > 0:  # until the others have freed as many: they free at least what they decode
             first += missing / max(1.0, requests) * gap
-        return first + _GAPS * (gap + requests * more)
+        return first + behind + _GAPS * (gap + requests * more)
 
     def has_room(self, tokens: int, now: float) -> bool:
         """Return whether a held request should be sent to it now. An idle replica always has room."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from fastgen_gateway.routing.arrival_rate import ArrivalRate
 from fastgen_gateway.routing.choice import ranked
 from fastgen_gateway.routing.client import Client
 from fastgen_gateway.routing.held_requests import Held, HeldRequests, HoldLimits
@@ -36,6 +37,7 @@ class _Fleet:
 
     Attributes:
         model: the name under which they serve their model.
+        arrivals: how often requests arrive.
         last: when a request arrived or ended; None if none did.
         in_flight: number of requests that were sent and have not ended, to replicas that are gone too.
         canaries: addresses of the canary's replicas.
@@ -44,6 +46,7 @@ class _Fleet:
     """
 
     model: str
+    arrivals: ArrivalRate = field(default_factory=ArrivalRate)
     replicas: dict[str, Replica] = field(default_factory=dict)
     prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(_MOST_PREFIXES))
     last: float | None = None
@@ -185,6 +188,7 @@ class Router:
         now, key = self._clock(), exposed.key
         fleet = self._fleets[key]
         fleet.last = now
+        fleet.arrivals.count(now)
         # A request that arrives later does not overtake the held ones, except by its priority.
         if self.held.first(key) is None and (replicas := next(filter(None, fleet.usable(now)), None)):
             return self._send(key, fleet, body, replicas, now)
@@ -292,7 +296,7 @@ class Router:
             self._share_prefixes()
         fleet.turn += 1
         matches = fleet.prefixes.matches(body.blocks)
-        best, *others = ranked(replicas, body.prompt_tokens, matches, now, fleet.turn)
+        best, *others = ranked(replicas, body.prompt_tokens, matches, now, fleet.turn, fleet.arrivals.rate(now))
         replica, cached = best
         sent = Sent(now, body.prompt_tokens, max(1, body.prompt_tokens - cached))
         replica.add(sent)

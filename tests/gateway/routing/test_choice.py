@@ -18,8 +18,10 @@ def replica(name: str, **fields: Any) -> Replica:
     return made
 
 
-def best(replicas: list[Replica], tokens: int = 100, now: float = 0.0, turn: int = 0, **matches: int) -> str:
-    return ranked(replicas, tokens, matches, now, turn)[0][0].address
+def best(
+    replicas: list[Replica], tokens: int = 100, now: float = 0.0, turn: int = 0, rate: float = 0.0, **matches: int
+) -> str:
+    return ranked(replicas, tokens, matches, now, turn, rate)[0][0].address
 
 
 def test_a_backlog_of_prompts_counts_by_the_time_that_it_takes() -> None:
@@ -41,7 +43,7 @@ def test_a_straggler_gets_less_by_itself() -> None:
     fleet = [replica("a"), replica("b"), replica("slow", step_model=slow)]
     chosen: Counter[str] = Counter()
     for turn in range(120):
-        found = ranked(fleet, 200, {}, 0.0, turn)[0][0]
+        found = ranked(fleet, 200, {}, 0.0, turn, 0.0)[0][0]
         found.add(Sent(0.0, 200, 200))
         chosen[found.address] += 1
     assert 0 < chosen["slow"] < chosen["a"] / 2
@@ -53,12 +55,22 @@ def test_a_prefix_in_the_cache_wins_until_the_replica_has_too_much_to_do() -> No
     assert best([replica("a", backlog_tokens=20_000.0), replica("b")], 2000, a=30) == "b"
 
 
+def test_a_prompt_stays_with_its_prefix_if_many_requests_would_wait_for_it_elsewhere() -> None:
+    fleet = [replica("a", backlog_tokens=3000.0), replica("b")]
+    assert best(fleet, 2000, a=30) == "b"
+    assert best(fleet, 2000, rate=10.0, a=30) == "a"
+
+
+def test_a_popular_prefix_is_computed_elsewhere_before_its_replica_is_much_later() -> None:
+    assert best([replica("a", backlog_tokens=9000.0), replica("b")], 2000, rate=1e6, a=30) == "b"
+
+
 def test_many_prompts_with_one_prefix_are_spread() -> None:
     fleet = [replica("a"), replica("b"), replica("c")]
     known = {"a": 30}
     chosen: Counter[str] = Counter()
     for turn in range(300):
-        found, cached = ranked(fleet, 2000, known, 0.0, turn)[0]
+        found, cached = ranked(fleet, 2000, known, 0.0, turn, 0.0)[0]
         found.add(Sent(0.0, 2000, max(1, 2000 - cached)))
         known[found.address] = 30
         chosen[found.address] += 1
@@ -136,8 +148,8 @@ def test_of_many_replicas_some_are_compared_and_those_that_know_the_prefix() -> 
 
 def test_the_next_best_replica_is_given_for_a_retry() -> None:
     fleet = [replica("a", running=9.0), replica("b", running=1.0), replica("c", running=4.0)]
-    assert [each.address for each, _ in ranked(fleet, 100, {}, 0.0, 0)] == ["b", "c"]
-    assert [each.address for each, _ in ranked(fleet[:1], 100, {}, 0.0, 0)] == ["a"]
+    assert [each.address for each, _ in ranked(fleet, 100, {}, 0.0, 0, 0.0)] == ["b", "c"]
+    assert [each.address for each, _ in ranked(fleet[:1], 100, {}, 0.0, 0, 0.0)] == ["a"]
 
 
 def test_the_backlog_drains_between_scrapes() -> None:

@@ -114,6 +114,24 @@ def test_a_held_prompt_that_no_replica_can_compute_holds_up_no_other(bench: Benc
     assert [each for each, _ in bench.router.release()] == held[:1]
 
 
+@pytest.mark.parametrize(("others", "address"), [(0, "b"), (200, "a")])
+def test_while_many_requests_arrive_a_prompt_waits_longer_for_its_prefix(
+    bench: Bench, others: int, address: str
+) -> None:
+    bench.router.set_endpoints(KEY, ["a"])
+    prompt = RequestBody("m", 1, 2000, tuple(range(30)))
+    for each in [prompt] + others * [body()]:
+        choice = bench.router.arrive(each)
+        assert isinstance(choice, Choice)
+        bench.router.end(choice)
+    bench.router.set_endpoints(KEY, ["a", "b"])
+    for name, backlog in (("a", 2600.0), ("b", 0.0)):
+        bench.router.observe(KEY, name, sample(bench.clock.now, backlog_tokens=backlog), bench.clock.now)
+    again = bench.router.arrive(prompt)
+    assert isinstance(again, Choice)
+    assert again.address == address
+
+
 def test_models_without_replicas_take_no_place_in_the_index_of_prefixes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,35 +1,37 @@
-"""Compare servers or engines on this machine: `python benchmarks/serving/compare.py CONTENDERS.toml [--rounds 5]`.
-
-A machine's speed varies from hour to hour, so contenders run in turn, in alternating order per round. The result is the
-ratio to the first contender within each round: its median and range over the rounds. The machine rests between runs,
-because it may still be freeing the memory of the previous one.
+"""Compare servers or engines on this machine: `python -m benchmarks.serving.compare CONTENDERS.toml [--rounds 5]`.
 
 A contender is a command whose last line of output is the JSON of `fastgen bench --json`. Its server, if any, is started
-before the command and stopped after it. All flags except --rounds are passed to every contender.
+before the command and stopped after it. All flags except --rounds are passed to every contender. Ratios are those to
+the first contender.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import shlex
-import signal
-import statistics
 import subprocess
-import sys
 import time
 import tomllib
 import urllib.request
-from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-HERE = Path(__file__).parent
-FIGURES = {
+from benchmarks.serving.contenders import (
+    Contender,
+    ContenderError,
+    Figures,
+    Memory,
+    in_turn,
+    medians,
+    process,
+    ratios,
+    server,
+)
+from fastgen.api_client.metrics import Interval, Scrape
+
+_PATHS: Final = {
     "tokens/s": ("total_tokens_per_second",),
     "first token p50 ms": ("time_to_first_token_ms", "p50"),
     "first token p95 ms": ("time_to_first_token_ms", "p95"),
@@ -37,88 +39,75 @@ FIGURES = {
     "gap p99 ms": ("inter_token_latency_ms", "p99"),
     "gap max ms": ("inter_token_latency_ms", "max"),
 }
-READY_TIMEOUT_SECONDS = 600
-REST_SECONDS = 10
+FIGURES: Final = (*_PATHS, "memory MiB")
+# Parts of the mean time to a first token, of servers with FastGen's metrics.
+PARTS: Final = ("queue ms", "prompt steps ms", "HTTP and client ms", "first token mean ms")
 
 
-@contextlib.contextmanager
-def server(contender: dict[str, Any]) -> Iterator[None]:
-    """Run the contender's server, if it has one, and wait until it is ready."""
-    if "server" not in contender:
-        yield
-        return
-    environment = {**os.environ, **contender.get("environment", {})}
-    with Path(contender.get("log", os.devnull)).open("w") as log:
-        command = shlex.split(contender["server"])
-        process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_ready(contender["ready"], process)
-            yield
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, which `wait_ready` reports
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:  # its figures are known and must not be lost
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def measure(contender: Contender, flags: list[str], seed: int) -> Figures:
+    """Run one contender and return its figures.
+
+    Raises:
+        ContenderError: it is not present, or failed.
+    """
+    command = " ".join([contender["run"], *flags, "--seed", str(seed)])
+    metrics = contender.get("metrics")
+    with server(contender) as session, process(command, contender, subprocess.PIPE) as running:
+        memory = Memory(session if session is not None else running.pid)
+        before = _after_warm_up(metrics, running) if metrics else None
+        output, _ = running.communicate()
+        most = memory.stop()
+        after = _scrape(metrics) if metrics else None
+    if running.returncode or not output.strip():
+        raise ContenderError(f"its command ended with code {running.returncode}")
+    result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    if result["failed"]:
+        raise ContenderError(f"{result['failed']} of its requests failed")
+    figures = figures_of(result, most)
+    if before is not None and after is not None:
+        figures |= first_token_parts(Interval(before, after), result["time_to_first_token_ms"]["mean"])
+    return figures
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until `url` responds with 200."""
-    end = time.monotonic() + READY_TIMEOUT_SECONDS
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            sys.exit(f"the server exited with code {process.returncode}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.2)
-    sys.exit(f"{url} did not respond with 200 within {READY_TIMEOUT_SECONDS} s")
+def figures_of(result: dict[str, Any], memory_bytes: int) -> Figures:
+    """Return the figures in the JSON of `fastgen bench`, and the memory."""
+    figures = {figure: float(reduce(getitem, path, result)) for figure, path in _PATHS.items()}  # type: ignore[arg-type]
+    return {**figures, "memory MiB": round(memory_bytes / (1 << 20))}
 
 
-def measure(contender: dict[str, Any], flags: list[str], seed: int) -> dict[str, Any]:
-    """Run one contender and return its figures."""
-    command = [*shlex.split(contender["run"]), *flags, "--seed", str(seed)]
-    environment = {**os.environ, **contender.get("environment", {})}
-    time.sleep(REST_SECONDS)
-    with server(contender):
-        done = subprocess.run(command, cwd=HERE, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    assert not result["failed"], f"{result['failed']} requests failed"
-    return {figure: reduce(getitem, path, result) for figure, path in FIGURES.items()}
+def first_token_parts(during: Interval, client_mean_ms: float) -> Figures:
+    """Divide the mean time to a first token, as clients saw it, into the server's parts and the rest."""
+
+    def mean_ms(histogram: str) -> float:
+        count = during.growth(f"{histogram}_count")
+        return 1000 * during.growth(f"{histogram}_sum") / count if count else 0.0
+
+    queue, first = mean_ms("request_queue_seconds"), mean_ms("time_to_first_token_seconds")
+    return dict(zip(PARTS, (queue, first - queue, client_mean_ms - first, client_mean_ms), strict=True))
 
 
-def table(rounds: list[list[dict[str, Any]]], names: list[str]) -> str:
-    """Return the medians and the ratios to the first contender as a Markdown table."""
-    lines = ["| | " + " | ".join(FIGURES) + " |", "|---" * (len(FIGURES) + 1) + "|"]
-    for place, name in enumerate(names):
-        medians = [statistics.median(r[place][figure] for r in rounds) for figure in FIGURES]
-        lines.append(f"| {name} | " + " | ".join(f"{value:g}" for value in medians) + " |")
-    for place, name in enumerate(names[1:], 1):
-        cells = []
-        for figure in FIGURES:
-            ratios = sorted(r[place][figure] / r[0][figure] for r in rounds)
-            cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        lines.append(f"| {name} : {names[0]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _scrape(url: str) -> Scrape:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return Scrape.parse(answer.read().decode(), time.monotonic())
+
+
+def _after_warm_up(url: str, running: subprocess.Popen[str]) -> Scrape:
+    """Return the first scrape that counts the first token of the load's request to warm up."""
+    while not (found := _scrape(url)).value("time_to_first_token_seconds_count") and running.poll() is None:
+        time.sleep(0.02)
+    return found
 
 
 def main() -> None:
-    """Run the contenders in turn and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the contenders in turn and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contenders", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     options, flags = parser.parse_known_args()
     contenders = tomllib.loads(options.contenders.read_text())
-    rounds = []
-    for number in range(options.rounds):
-        results = {}
-        for name in list(contenders)[:: -1 if number % 2 else 1]:
-            results[name] = measure(contenders[name], flags, number)
-            print(f"round {number + 1}: {name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
-        rounds.append([results[name] for name in contenders])
-    print(table(rounds, list(contenders)))
+    outcomes = in_turn(contenders, options.rounds, lambda _name, contender, seed: measure(contender, flags, seed))
+    first, *others = contenders
+    print(medians(outcomes, FIGURES), ratios(outcomes, [(name, first) for name in others], FIGURES), sep="\n\n")
 
 
 if __name__ == "__main__":

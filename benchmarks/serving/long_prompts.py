@@ -5,16 +5,13 @@ long prompts arrive, until both have their first token, and after that, and the 
 draws the longest gap between two tokens of a stream over the time of the first round.
 
 Contenders are those of `compare.py`; instead of `run` they have the key `url`, the address of their server, and
-optionally `model`. Elapsed times, so nothing else should run on the machine.
+optionally `model`. Elapsed times, so nothing else should run on the machine. Ratios are those to the first contender.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import statistics
-import sys
 import threading
 import time
 import tomllib
@@ -25,8 +22,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.serving.compare import REST_SECONDS, server
-from fastgen.api_client.http import RemoteServer
+from benchmarks.serving.contenders import (
+    Contender,
+    ContenderError,
+    Figures,
+    Memory,
+    Outcome,
+    in_turn,
+    medians,
+    ratios,
+    server,
+)
+from fastgen.api_client.http import RemoteError, RemoteServer
 from fastgen.bench.results import percentile
 from fastgen.bench.workload import Workload
 
@@ -35,6 +42,7 @@ FIGURES: Final = (
     *("before p50 ms", "before p99 ms", "during p50 ms", "during p99 ms", "during max ms", "after p99 ms"),
     *("during tok/s each", "first long prompt s", "last long prompt s"),
 )
+MEMORY: Final = "memory MiB"
 # Seconds for which the plot has one value.
 _BIN: Final = 0.25
 
@@ -156,13 +164,38 @@ def _sorted_ms(gaps: Sequence[tuple[float, float]], begin: float, end: float) ->
     return sorted(gap * 1000 for at, gap in gaps if begin < at <= end)
 
 
-def table(rounds: Sequence[dict[str, Measurement]]) -> str:
-    """Return each contender's medians over the rounds as a Markdown table."""
-    lines = ["| | " + " | ".join(FIGURES) + " |", "|---" + "|---:" * len(FIGURES) + "|"]
-    for name in rounds[0]:
-        medians = [statistics.median(found[name].figures[figure] for found in rounds) for figure in FIGURES]
-        lines.append(f"| {name} | " + " | ".join(f"{value:.4g}" for value in medians) + " |")
-    return "\n".join(lines)
+def measure_contender(contender: Contender, load: Load, seed: int) -> Measurement:
+    """Start a contender's server and measure it.
+
+    Raises:
+        ContenderError: it is not present, or a request failed.
+    """
+    with server(contender) as session:
+        assert session is not None, "the contender needs the key server"
+        memory = Memory(session)
+        try:
+            # The first steps of a process are slow.
+            measure(contender["url"], contender.get("model"), Load(2, 1, 256, 1), -1 - seed)
+            found = measure(contender["url"], contender.get("model"), load, seed)
+        except (RuntimeError, RemoteError) as error:
+            raise ContenderError(str(error)) from error
+        found.figures[MEMORY] = round(memory.stop() / (1 << 20))
+    return found
+
+
+def measure_all(
+    contenders: dict[str, Contender], load: Load, rounds: int
+) -> tuple[dict[str, Outcome], dict[str, Measurement]]:
+    """Measure contenders in turn; return their outcomes, and what was measured in the first round."""
+    first: dict[str, Measurement] = {}
+
+    def figures(name: str, contender: Contender, number: int) -> Figures:
+        found = measure_contender(contender, load, number)
+        first.setdefault(name, found)
+        return found.figures
+
+    outcomes = in_turn(contenders, rounds, figures)
+    return outcomes, {name: first[name] for name in contenders if name in first}
 
 
 def draw(found: dict[str, Measurement], load: Load, file: Path) -> None:
@@ -210,21 +243,13 @@ def main() -> None:
     given = parser.parse_args()
     load = Load(given.streams, given.prompts, given.words, given.seconds)
     contenders = tomllib.loads(given.contenders.read_text())
-    rounds = []
-    for number in range(given.rounds):
-        found = {}
-        for name in list(contenders)[:: -1 if number % 2 else 1]:
-            contender = contenders[name]
-            time.sleep(REST_SECONDS)
-            with server(contender):
-                # The first steps of a process are slow.
-                measure(contender["url"], contender.get("model"), Load(2, 1, 256, 1), -1 - number)
-                found[name] = measure(contender["url"], contender.get("model"), load, number)
-            print(f"round {number + 1}: {name}: {json.dumps(found[name].figures)}", file=sys.stderr, flush=True)
-        rounds.append({name: found[name] for name in contenders})
-        if given.svg is not None and not number:
-            draw(rounds[0], load, given.svg)
-    print(table(rounds))
+    outcomes, found = measure_all(contenders, load, given.rounds)
+    if given.svg is not None:
+        draw(found, load, given.svg)
+    first, *others = contenders
+    print(
+        medians(outcomes, (*FIGURES, MEMORY)), ratios(outcomes, [(each, first) for each in others], FIGURES), sep="\n\n"
+    )
 
 
 if __name__ == "__main__":

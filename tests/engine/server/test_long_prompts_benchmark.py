@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.serving.long_prompts import FIGURES, Load, draw, measure, table
+from benchmarks.serving.long_prompts import FIGURES, Load, draw, measure
 
 from engine.server.serving import serving
 
@@ -35,7 +35,6 @@ def test_gaps_and_first_tokens_are_those_of_the_servers_steps(tmp_path: Path) ->
     assert measured.computed >= found["last long prompt s"]
     during = [gap for at, gap in measured.gaps if 0 < at <= measured.computed]
     assert max(during) == pytest.approx(found["during max ms"])
-    assert "| one | " in table([{"one": measured}])
     draw({"one": measured}, load, tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fastgen.model.checkpoint.packed_blocks import PackedBlocks
 from fastgen.model.checkpoint.safetensors import FloatTensor
 from fastgen.model.layers.int8_linear import Int8Linear, Int8VNNILinear
 from fastgen.model.layers.packed_linear import PackedLinear, StoredFormat
+from fastgen.model.processor import int8_choice
 from fastgen.model.source import ModelSource
 from fastgen.runner.runner import ModelRunner
 from support.demo_weights import demo_model
@@ -146,3 +148,16 @@ def test_the_log_names_the_products(caplog: pytest.LogCaptureFixture, tmp_path: 
         "the file's quantised weights take 0 MiB and become 0 MiB in float32: --quantization stored keeps"
         in caplog.text
     )
+
+
+def test_the_log_names_what_auto_chooses_for_a_gguf_file(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastgen.model.weight_storage.has_byte_products", lambda _bits: True)
+    path = write_gguf(build("llama"), tmp_path / "tiny.gguf", "Q4_0")
+    with caplog.at_level(logging.INFO, "fastgen.model"):
+        load(path, kv_cache_memory=4 << 20, block_size=16, dtype="auto", quantization="auto")
+    product, storage = caplog.messages[:2]
+    assert f"; {int8_choice()}, kernels with " in product
+    assert re.search("; dtype (float32|bfloat16): (--quantization int8 computes in it|the processor has .*)$", product)
+    assert "become 0 MiB in int8: --quantization stored keeps them as they are" in storage

@@ -51,6 +51,7 @@ class Device:
     block_size: int = 64
     num_host_blocks: int = 0
     num_state_slots: int = 0
+    window_group: None = None
     seconds_per_block: float = 0.0
     steps_in_flight: int = 1
     max_model_length: int = 32768

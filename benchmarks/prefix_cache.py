@@ -32,6 +32,7 @@ class Idle:
     def __init__(self, real: Runner) -> None:
         self.vocab_size, self.eos_token_ids = real.vocab_size, real.eos_token_ids
         self.num_blocks, self.block_size = real.num_blocks, real.block_size
+        self.window_group = real.window_group
         self.num_host_blocks, self.num_state_slots, self.seconds_per_block, self.steps_in_flight = 0, 0, 0.0, 1
         self.max_model_length = real.max_model_length
 

@@ -43,6 +43,8 @@ def step_of(decodes: int, prompt_tokens: int) -> StepInput:
         pooled=_NONE,
         pooled_starts=np.zeros(1, np.int32),
         pooled_tokens=_NONE,
+        window_updates=np.zeros((3, 0), np.int32),
+        window_slots=_NONE,
         state_slots=_NONE,
         state_sources=_NONE,
         state_saves=np.zeros((0, 3), np.int32),

@@ -50,6 +50,7 @@ class InstantRunner:
     eos_token_ids: frozenset[int] = frozenset({0})
     num_host_blocks: int = 0
     num_state_slots: int = 0
+    window_group: None = None
     seconds_per_block: float = 0.0
     steps_in_flight: int = 2
     seconds: float = 0.0  # spent here, which is not the engine's

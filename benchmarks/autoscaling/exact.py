@@ -26,6 +26,7 @@ class _Runner:
 
     num_host_blocks = 0
     num_state_slots = 0
+    window_group = None
     seconds_per_block = 0.0
     block_size = _BLOCK
     vocab_size = 2

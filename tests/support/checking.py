@@ -42,10 +42,10 @@ def check_step(engine: Engine, step: Step, token_budget: int) -> None:
     assert not (plan.swap_in and plan.swap_out)
 
 
-def expected_output(arrival: Arrival, number: int) -> list[int]:
+def expected_output(arrival: Arrival, number: int, window: int | None = None) -> list[int]:
     """Return the request's output when it runs alone with unlimited memory."""
     generated: list[int] = []
-    for token in solo(arrival.request(number)):
+    for token in solo(arrival.request(number), window):
         generated.append(token)
         if len(generated) == arrival.generate or (token == 0 and not arrival.ignore_eos):
             return generated
@@ -53,9 +53,11 @@ def expected_output(arrival: Arrival, number: int) -> list[int]:
 
 
 def check_outcome(outcome: Outcome, arrivals: tuple[Arrival, ...] | list[Arrival], engine: Engine) -> None:
+    pool = engine._scheduler.pool
+    window = None if pool.window is None else pool.window.window
     for number, arrival in enumerate(arrivals):
         request_id = str(number)
-        expected, got = expected_output(arrival, number), outcome.outputs[request_id]
+        expected, got = expected_output(arrival, number, window), outcome.outputs[request_id]
         reason = outcome.finished.get(request_id)
         if request_id in outcome.cancelled:
             assert reason is None
@@ -65,9 +67,9 @@ def check_outcome(outcome: Outcome, arrivals: tuple[Arrival, ...] | list[Arrival
             assert got == expected, "batching, chunking, sharing or preemption changed the output"
             assert reason == ("stop" if expected[-1] == 0 and not arrival.ignore_eos else "length")
         if arrival.prompt_logprobs and got:
-            assert outcome.prompt_logprobs[request_id] == solo_prompt_logprobs(arrival.request(number))
+            assert outcome.prompt_logprobs[request_id] == solo_prompt_logprobs(arrival.request(number), window)
             assert outcome.cached_tokens[request_id] == 0
-    scheduler = engine._scheduler
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+    assert pool.num_free == pool.num_blocks
+    assert pool.window is None or pool.window.num_free == pool.window.num_blocks
     assert not engine.has_work
-    scheduler.check_integrity()
+    engine._scheduler.check_integrity()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fastgen.core.blocks.window_pool import WindowGroup
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.sequence import Sequence
@@ -67,10 +68,12 @@ class FewBlocks:
     num_blocks: int
     num_host_blocks: int = 0
     seconds_per_block: float = 0.0
+    window_group: WindowGroup | None = None  # also with fewer blocks; by default those of the runner
 
     def __post_init__(self) -> None:
         self.vocab_size, self.eos_token_ids = self.runner.vocab_size, self.runner.eos_token_ids
         self.num_state_slots = self.runner.num_state_slots
+        self.window_group = self.window_group or self.runner.window_group
         self.block_size, self.steps_in_flight = self.runner.block_size, self.runner.steps_in_flight
         self.max_model_length = self.num_blocks * self.block_size
 
@@ -123,11 +126,20 @@ def sequence(
     return made
 
 
-def step_input(plan: StepPlan, block_size: int) -> StepInput:
-    """Return the input of a hand-made plan for a runner that knows none of its sequences."""
+def step_input(plan: StepPlan, block_size: int, *, has_window: bool = False) -> StepInput:
+    """Return the input of a hand-made plan for a runner that knows none of its sequences.
+
+    Layers with a window have blocks of the same numbers.
+    """
     for chunk in plan.chunks:
         chunk.sequence.row, chunk.sequence.num_sent_blocks = None, 0
-    return StepInputBuilder(block_size).build(plan)
+        chunk.sequence.window_table = chunk.sequence.block_table
+    return StepInputBuilder(block_size, has_window=has_window).build(plan)
+
+
+def input_of(runner: ModelRunner, plan: StepPlan) -> StepInput:
+    """Return the input of a hand-made plan for a runner."""
+    return step_input(plan, runner.block_size, has_window=runner.window_group is not None)
 
 
 def forward_input(plan: StepPlan, block_size: int) -> ForwardInput:
@@ -137,14 +149,14 @@ def forward_input(plan: StepPlan, block_size: int) -> ForwardInput:
 
 def execute(runner: ModelRunner, plan: StepPlan) -> StepOutput:
     """Run a hand-made plan."""
-    ticket = runner.launch(step_input(plan, runner.block_size))
+    ticket = runner.launch(input_of(runner, plan))
     ticket.sample([])
     return ticket.result()
 
 
 def logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
     """Return the logits [S, vocabulary] of a hand-made plan, one row for each chunk that samples."""
-    return runner.logits(step_input(plan, runner.block_size))
+    return runner.logits(input_of(runner, plan))
 
 
 def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], sizes: abc.Sequence[int]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgen.core.blocks.block_pool import BlockPool
+from fastgen.core.blocks.window_pool import WindowGroup
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.scheduler import Scheduler
@@ -22,10 +23,17 @@ class Known:
 
 
 def scheduler(
-    *, blocks: int = 1000, block_size: int = 4, budget: int = 16, sequences: int = 8, state_slots: int = 0, **parts: Any
+    *,
+    blocks: int = 1000,
+    block_size: int = 4,
+    budget: int = 16,
+    sequences: int = 8,
+    state_slots: int = 0,
+    window_group: WindowGroup | None = None,
+    **parts: Any,
 ) -> Scheduler:
     """Return a scheduler of plain Dynamic SplitFuse, except for `parts`."""
-    pool = BlockPool(blocks, block_size, state_slots)
+    pool = BlockPool(blocks, block_size, state_slots, window_group)
     return Scheduler(pool, token_budget=budget, max_sequences=sequences, end_tokens=frozenset({0}), **parts)
 
 

@@ -4,6 +4,8 @@
 previous slot as read through the block table, and on the request's seed; a sampled token depends on all slots. So a
 block that is wrongly shared, lost, evicted too early, swapped wrongly or written out of order changes the output.
 With slots for recurrent states, the previous value is read from a slot instead, which each token overwrites.
+With blocks of layers with a window, a value is written there, too, and depends on those of the tokens before it in its
+window, read through the second block table.
 
 A device with `steps_in_flight` above 1 runs a launched step as late as it can: when the results of that step, or of a
 later one, are read. So an input that the host changes too early, and a block that it frees too early, are found.
@@ -22,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastgen.core.blocks.block_pool import BlockPool
+from fastgen.core.blocks.window_pool import WindowGroup
 from fastgen.core.request import Request
 from fastgen.core.step_output import StepOutput, TokenLogprobs
 from fastgen.engine.core import Engine
@@ -44,6 +47,11 @@ def _written(token: int, before: int) -> int:
     return zlib.crc32(token.to_bytes(4, "little"), before)
 
 
+def _through_window(before: int, visible: array[int]) -> int:
+    """Return what a token's value depends on besides the token: the value before it, and those in its window."""
+    return zlib.crc32(visible.tobytes(), before)
+
+
 def _before_all(seed: int) -> int:
     return seed & 0xFFFFFFFF
 
@@ -56,26 +64,31 @@ def _logprob(slot: int) -> float:
     return -slot / 2**32
 
 
-def solo(request: Request) -> Iterator[int]:
+def _add_solo(slots: array[int], token: int, seed: int, window: int | None) -> None:
+    """Append the value of a sequence's next token to those of the tokens before it."""
+    before = slots[-1] if slots else _before_all(seed)
+    if window is not None:
+        before = _through_window(before, slots[max(0, len(slots) + 1 - window) :])
+    slots.append(_written(token, before))
+
+
+def solo(request: Request, window: int | None = None) -> Iterator[int]:
     """Yield the tokens that follow a request's prompt when it runs alone, endlessly."""
-    slots, before = array("L"), _before_all(request.sampling.seed or 0)
+    slots, seed = array("L"), request.sampling.seed or 0
     for token in request.prompt_token_ids:
-        before = _written(token, before)
-        slots.append(before)
+        _add_solo(slots, token, seed, window)
     while True:
         token = _sampled(slots)
         yield token
-        before = _written(token, before)
-        slots.append(before)
+        _add_solo(slots, token, seed, window)
 
 
-def solo_prompt_logprobs(request: Request) -> list[float]:
+def solo_prompt_logprobs(request: Request, window: int | None = None) -> list[float]:
     """Return the log-probabilities of a request's prompt tokens but the first."""
-    found, before = [], _before_all(request.sampling.seed or 0)
+    slots = array("L")
     for token in request.prompt_token_ids[:-1]:
-        before = _written(token, before)
-        found.append(_logprob(before))
-    return found
+        _add_solo(slots, token, request.sampling.seed or 0, window)
+    return [_logprob(slot) for slot in slots]
 
 
 @dataclass
@@ -91,6 +104,7 @@ class SimulatedRunner:
     block_size: int
     num_host_blocks: int = 0
     num_state_slots: int = 0
+    window_group: WindowGroup | None = None
     clock: Clock = field(default_factory=Clock)
     base: float = 0.02
     token: float = 0.0006
@@ -116,6 +130,9 @@ class SimulatedRunner:
         self.max_model_length = self.num_blocks * self.block_size
         self._cache = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_blocks)]
         self._states = [0] * self.num_state_slots
+        num_window_blocks = 0 if self.window_group is None else self.window_group.num_blocks
+        self._window_cache = [array("L", bytes(8 * self.block_size)) for _ in range(num_window_blocks)]
+        self._window_tables: dict[tuple[int, int], int] = {}
         self._host = [array("L", bytes(8 * self.block_size)) for _ in range(self.num_host_blocks)]
 
     def launch(self, step: StepInput) -> SimulatedTicket:
@@ -153,6 +170,9 @@ class SimulatedRunner:
             self._seeds[parameters.row] = parameters.seed
         for row, place, block in step.table_updates.T.tolist():
             self._tables[row, place] = block
+        for row, place, block in step.window_updates.T.tolist():
+            assert block >= 0, "a block that was freed is sent"
+            self._window_tables[row, place] = block
         fresh = set(step.rows[step.seq_lens == np.diff(step.query_starts)].tolist())
         for row in fresh - {parameters.row for parameters in step.new_rows}:
             self._seeds[row] = 0  # a prompt that is pooled
@@ -208,15 +228,38 @@ class SimulatedRunner:
         else:
             before = _before_all(self._seeds[row])
         written: list[int] = []
+        if self.window_group is not None:
+            self._check_window(row, max(0, start + 1 - self.window_group.window), start + last - first)
         for token, slot in zip(
             step.token_ids[first:last].tolist(), step.slot_mapping[first:last].tolist(), strict=True
         ):
-            block = slot // size
-            assert block == self._tables[row, (start + len(written)) // size], "the slot is not in the block table"
+            block, position = slot // size, start + len(written)
+            assert block == self._tables[row, position // size], "the slot is not in the block table"
+            if self.window_group is not None:
+                begin = max(0, position + 1 - self.window_group.window)
+                visible = array("L", [self._in_window(row, place) for place in range(begin, position)])
+                before = _through_window(before, visible)
             before = _written(self._last_ids[row] if token < 0 else token, before)
             self._cache[block][slot % size] = before
+            if self.window_group is not None:
+                place = int(step.window_slots[first + len(written)])
+                assert place // size == self._window_tables[row, position // size], "not in the block table of windows"
+                assert place % size == slot % size
+                self._window_cache[place // size][place % size] = before
             written.append(before)
         return written
+
+    def _in_window(self, row: int, position: int) -> int:
+        """Return the value of a token of a row in the blocks of layers with a window."""
+        return self._window_cache[self._window_tables[row, position // self.block_size]][position % self.block_size]
+
+    def _check_window(self, row: int, begin: int, end: int) -> None:
+        """Assert that the row's blocks of layers with a window that hold positions `begin` to `end - 1` are held."""
+        if self.pool is not None:
+            assert self.pool.window is not None
+            for place in range(begin // self.block_size, -(-end // self.block_size)):
+                held = self.pool.window._ref_counts[self._window_tables[row, place]]
+                assert held, "a step uses a block of a window that was freed"
 
     def _read(self, row: int, length: int) -> array[int]:
         slots = array("L")
@@ -267,13 +310,12 @@ def _pooled(step: StepInput, written: list[list[int]]) -> dict[int, npt.NDArray[
     }
 
 
-def solo_pooled(request: Request) -> bytes:
+def solo_pooled(request: Request, window: int | None = None) -> bytes:
     """Return the result of a request that is pooled alone."""
     assert request.pooling is not None
-    slots, before = [], _before_all(0)
+    slots = array("L")
     for token in request.prompt_token_ids:
-        before = _written(token, before)
-        slots.append(before)
+        _add_solo(slots, token, 0, window)
     states = [_state(slot) for slot in slots]
     match request.pooling.method:
         case "last":

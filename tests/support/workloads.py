@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fastgen.core.blocks.window_pool import WindowGroup, most_held
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.core.step_plan import StepPlan
@@ -143,6 +144,13 @@ def random_workload(rng: random.Random, *, block_size: int, longest_prompt: int 
             "prefix_caching": prefix_caching,
         },
     )
+
+
+def random_window(rng: random.Random, block_size: int) -> WindowGroup:
+    """Return layers with a window of up to 18 tokens, with at least the blocks that a sequence needs."""
+    window = rng.choice((1, 3, 4, 5, 6, 8, 18))
+    least = most_held(window, block_size)
+    return WindowGroup(window, rng.randint(least, least * rng.choice((1, 2, 4, 8))))
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,9 @@ class Scheduler:
     def hold(self, sequence: Sequence) -> None:
         """Accept a new sequence that cannot be scheduled yet: its grammar is being compiled."""
         longest = sequence.num_prompt_tokens if sequence.pooling is not None else sequence.max_length
+        window = self.pool.window
         assert self.pool.blocks_for(longest) <= self.pool.num_blocks, f"{sequence} can never fit"
+        assert window is None or window.blocks_for(longest) <= window.num_blocks, f"{sequence} can never fit"
         assert sequence.num_computed_tokens == 0
         if not sequence.sampling.ignore_eos:
             sequence.stop_tokens |= self._end_tokens
@@ -267,7 +269,7 @@ class Scheduler:
 
     def stats(self, now: float) -> SchedulerStats:
         """Return the current state; `now` is in seconds on the clock of the sequences' arrivals."""
-        held = self._held.values()
+        held, window = self._held.values(), self.pool.window
         prefilling = [s for s in self._running if not s.decodes_until and not s.is_decoding]
         backlog = self._waiting.num_prompt_tokens + sum(sequence.num_pending_tokens for sequence in prefilling)
         oldest = min([self._waiting.oldest_arrival(), *(sequence.arrival for sequence in held)])
@@ -277,6 +279,7 @@ class Scheduler:
             num_swapped=self._waiting.num_swapped,
             kv_tokens=sum([sequence.num_computed_tokens for sequence in self._running]),
             kv_blocks_used=self.pool.num_blocks - self.pool.num_free,
+            window_blocks_used=0 if window is None else window.num_blocks - window.num_free,
             backlog_prompt_tokens=backlog + sum(sequence.num_prompt_tokens for sequence in held),
             oldest_waiting_seconds=max(0.0, now - oldest),
         )
@@ -339,11 +342,12 @@ class Scheduler:
             self._kv_cache.add_snapshot(save)
 
     def _publish(self, sequence: Sequence, num_computed: int) -> None:
-        """Add full blocks to the prefix cache.
+        """Add full blocks to the prefix cache, and free those that the window of their layers has left.
 
         Blocks that are replaced by equal cached ones are kept while steps in flight may read them.
         """
         replaced = self._kv_cache.publish(sequence, num_computed)
+        self._kv_cache.leave_window(sequence, num_computed)
         if self._in_flight:
             self._replaced.setdefault(self._in_flight[-1], []).extend(replaced)
         else:

@@ -69,6 +69,10 @@ class Sequence:
     # KV blocks in order; token i is in slot `i % block_size` of block `block_table[i // block_size]`. Empty while the
     # sequence waits.
     block_table: list[int] = field(default_factory=list)
+    # The same for layers with a sliding window that have blocks of their own, see core/blocks/window_pool.py. As long
+    # as `block_table`, or empty. The first `num_left_blocks` entries are `LEFT`.
+    window_table: list[int] = field(default_factory=list)
+    num_left_blocks: int = 0
     host_blocks: list[int] = field(default_factory=list)  # the same for the host buffer, while it is swapped out
     num_published_blocks: int = 0  # leading blocks that are in the prefix cache
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when it was first scheduled
@@ -84,7 +88,7 @@ class Sequence:
 
     # Owner: model/step_input.py. What the runner has of it.
     row: int | None = None  # its row in the runner's state; None if it has none
-    num_sent_blocks: int = 0  # leading entries of `block_table` that the runner has
+    num_sent_blocks: int = 0  # leading entries of its block tables that the runner has
 
     # Owner: engine/core.py, with engine/step_results.py. What has been reported of it.
     first_scheduled: float | None = None  # when it was first scheduled
@@ -158,7 +162,7 @@ class Sequence:
             self.tokens.append(UNKNOWN)
 
     def resend_blocks(self, first: int) -> None:
-        """Record that `block_table` has changed from entry `first` on: the runner has only those before it."""
+        """Record that block tables have changed from entry `first` on: the runner has only those before it."""
         self.num_sent_blocks = min(self.num_sent_blocks, first)
         self.decodes_until = 0
 

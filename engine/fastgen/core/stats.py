@@ -26,6 +26,7 @@ class SchedulerStats:
         kv_tokens: tokens of running sequences whose KV is in the cache. A token shared by several sequences counts
             once for each.
         kv_blocks_used: blocks held by sequences.
+        window_blocks_used: the same for the blocks of layers with a sliding window, where these have their own.
         backlog_prompt_tokens: prompt tokens not yet computed, of queued and mid-prefill sequences, and of those whose
             grammar is being compiled. Tokens to recompute count. Unbounded: it grows while load exceeds capacity.
         oldest_waiting_seconds: age of the oldest sequence that is waiting or swapped; 0 if there is none.
@@ -36,6 +37,7 @@ class SchedulerStats:
     num_swapped: int = 0
     kv_tokens: int = 0
     kv_blocks_used: int = 0
+    window_blocks_used: int = 0
     backlog_prompt_tokens: int = 0
     oldest_waiting_seconds: float = 0.0
 

@@ -77,7 +77,7 @@ class StepPlanner:
 
     def may_preempt(self) -> bool:
         """Return whether the step may need more blocks than are free."""
-        free, block_size = self._pool.num_free, self._pool.block_size
+        free, block_size = self._kv_cache.num_free, self._pool.block_size
         if free > len(self._running):
             return False
         needed = sum(len(s.block_table) * block_size == s.num_computed_tokens for s in self._running)
@@ -98,7 +98,7 @@ class StepPlanner:
         Left out are those beyond the token budget, those that wait for a mask, those without a block, and those whose
         last token a step in flight samples.
         """
-        pool, block_size = self._pool, self._pool.block_size
+        block_size = self._pool.block_size
         continued, prefilling = [], []
         # Reserve one block for the highest-ranked sequence if it is mid-prefill: its chunk is scheduled after the
         # decodes, and it must advance in every step.
@@ -125,7 +125,7 @@ class StepPlanner:
                 continue
             if len(sequence.block_table) * block_size == computed:
                 # It might preempt itself, and nothing would run.
-                if self._num_awaiting and pool.num_free <= num_reserved:
+                if self._num_awaiting and self._kv_cache.num_free <= num_reserved:
                     continue
                 if not self._make_room(sequence, num_reserved):
                     continue
@@ -136,7 +136,7 @@ class StepPlanner:
 
     def _add_decode(self, sequence: Sequence) -> None:
         """Add the only pending token of a running sequence. There is a block for it."""
-        self._pool.extend(sequence.block_table, sequence.num_computed_tokens + 1)
+        self._kv_cache.extend(sequence, sequence.num_computed_tokens + 1)
         self._decodes.append(Chunk(sequence, sequence.num_computed_tokens, 1))
         held = len(sequence.block_table) * self._pool.block_size
         sequence.decodes_until = min(held, sequence.max_length - 1)
@@ -146,7 +146,7 @@ class StepPlanner:
 
         Return False if `sequence` itself was preempted.
         """
-        while self._pool.num_free <= num_reserved:
+        while self._kv_cache.num_free <= num_reserved:
             victim = choose_victim(self._running[self._running.index(sequence) :])
             self._running.remove(victim)
             self._swap_out += self._kv_cache.preempt(victim)
@@ -240,7 +240,7 @@ class StepPlanner:
             other is admitted in this step then.
         """
         self._admits = False
-        if not self._left.tokens or len(self._running) >= self._max_sequences or not self._pool.num_free:
+        if not self._left.tokens or len(self._running) >= self._max_sequences or not self._kv_cache.num_free:
             return False
         table = self._kv_cache.match_prefix(sequence)
         start = max(len(table) * self._pool.block_size, sequence.num_computed_tokens)
@@ -248,7 +248,7 @@ class StepPlanner:
         fits = self._fits(sequence, table) and self._kv_cache.has_slots(sequence, table)
         fits = fits and (decodes or self._tokens_in_time(sequence, start, most) > 0)
         if not fits or self._is_next_computed(sequence, table):
-            self._pool.release(table)
+            self._kv_cache.release_match(sequence, table)
             return False
         self._admits = True
         self._waiting.remove(sequence)
@@ -276,14 +276,11 @@ class StepPlanner:
           prompt and lose it again to the next decode that needs a block.
         - One that overtakes. It must not take the blocks that mid-prefill prompts still need.
         """
-        pool = self._pool
+        kv_cache = self._kv_cache
         overtakes = sequence is not self._waiting.sequences[0]
         if not overtakes and not sequence.num_preemptions:
-            return pool.num_free > 0
-        needed = pool.blocks_for(len(sequence.tokens)) - len(table) + len(self._running)
-        if overtakes:
-            needed += sum(pool.blocks_for(len(s.tokens)) - len(s.block_table) for s in self._unfinished)
-        return needed <= pool.num_free
+            return kv_cache.num_free > 0
+        return kv_cache.has_room(sequence, table, self._unfinished if overtakes else (), len(self._running))
 
     def _is_next_computed(self, sequence: Sequence, table: list[int]) -> bool:
         """Return whether another sequence computes the next uncached block, in this step or in one in flight.
@@ -302,7 +299,7 @@ class StepPlanner:
         rows. Return False if no token was added: others may have a shorter context.
         """
         start, before = sequence.num_computed_tokens, self._prompts.get(sequence, 0)
-        capacity = self._pool.token_capacity(sequence.block_table, start + before)
+        capacity = self._kv_cache.token_capacity(sequence, start + before)
         added = min(self._num_left(sequence), most.tokens, capacity)
         in_time = self._tokens_in_time(sequence, start, most)
         is_full = 0 < in_time < added and most is self._left
@@ -317,7 +314,7 @@ class StepPlanner:
         if added < 1:
             return False
         size = self._prompts[sequence] = before + added
-        self._pool.extend(sequence.block_table, start + size)
+        self._kv_cache.extend(sequence, start + size)
         block = start // self._pool.block_size
         if sequence.cache_salt is not None and start + size >= (block + 1) * self._pool.block_size:
             self._keys.add(self._pool.key(sequence.block_table, sequence.tokens, sequence.cache_salt, block))

@@ -98,6 +98,7 @@ def build_engine(
         max_sequences=config.sequence_limit,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        num_window_blocks=0 if runner.window_group is None else runner.window_group.num_blocks,
     )
     runner.start_prefault()
     return LoadedEngine(engine, runner, config, info)

@@ -211,7 +211,8 @@ class _Bench:
     def __init__(self, runner: Runner, context: int, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._clock = clock
-        self._builder = StepInputBuilder(runner.block_size)
+        self._window = runner.window_group
+        self._builder = StepInputBuilder(runner.block_size, has_window=self._window is not None)
         self._pool = pool = BlockPool(runner.num_blocks, runner.block_size)
         # Sequences may share slots of recurrent states: only the time of a step matters.
         self._state_slots = cycle(range(runner.num_state_slots))
@@ -309,6 +310,10 @@ class _Bench:
 
     def _run(self, chunks: Sequence[Chunk]) -> StepTime:
         plan = StepPlan(tuple(sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)))
+        if self._window is not None:
+            # Sequences may share blocks of layers with a window, too.
+            for sequence in plan.sequences:
+                sequence.window_table = [block % self._window.num_blocks for block in sequence.block_table]
         begin = self._clock()
         ticket = self._runner.launch(self._builder.build(plan))
         ticket.sample([])

@@ -130,13 +130,13 @@ class Engine:
         self.step_model = step_model or StepModel()
         self._scheduler = Scheduler.of(
             config,
-            BlockPool(runner.num_blocks, runner.block_size, runner.num_state_slots),
+            BlockPool(runner.num_blocks, runner.block_size, runner.num_state_slots, runner.window_group),
             HostBuffer(runner.num_host_blocks),
             seconds_per_block=runner.seconds_per_block,
             end_tokens=runner.eos_token_ids,
             times=self.step_model,
         )
-        self._step_inputs = StepInputBuilder(runner.block_size)
+        self._step_inputs = StepInputBuilder(runner.block_size, has_window=runner.window_group is not None)
         self._in_flight: deque[_Launched] = deque()
         self._last_settled = 0.0
         self._sequences: dict[str, Sequence] = {}

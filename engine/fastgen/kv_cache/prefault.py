@@ -43,8 +43,8 @@ class Prefaulter:
     aborts the process if the stack has C++ frames of torch.
 
     Args:
-        tensors: each [layers, blocks, ...], all with as many blocks, contiguous, in host memory. They are not
-            kept alive.
+        tensors: each [layers, blocks, ...], all with as many blocks, contiguous, in host memory; some may have no
+            layers. They are not kept alive.
         ahead_bytes: how far to stay ahead.
     """
 
@@ -54,8 +54,8 @@ class Prefaulter:
         self._num_blocks = tensors[0].shape[1]
         block_bytes = [tensor.stride(1) * tensor.itemsize for tensor in tensors]
         all_layers = sum(size * tensor.shape[0] for size, tensor in zip(block_bytes, tensors, strict=True))
-        self._ahead = max(1, ahead_bytes // all_layers)
-        self._step = max(1, _BYTES_PER_CALL // max(block_bytes))
+        self._ahead = max(1, ahead_bytes // max(1, all_layers))
+        self._step = max(1, _BYTES_PER_CALL // max(1, *block_bytes))
         self._end = 0  # blocks before this one are prefaulted, or being prefaulted
         self._thread: threading.Thread | None = None
 

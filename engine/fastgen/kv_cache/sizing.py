@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fastgen.core.blocks.state_pool import StatePool
+from fastgen.core.blocks.window_pool import most_held
 from fastgen.settings import ConfigError, EngineConfig
 
 # Rows that the sampler processes at once: enough to vectorise, few enough for small float64 copies of their logits.
@@ -20,6 +21,8 @@ _GROWTH = 192 << 20
 _MORE_MEMORY = {"cpu": "give the container or machine more memory", "cuda": "use a GPU with more memory"}
 _TAKEN = {"cpu": "the weights, the memory of a step and --swap-space", "cuda": "the weights and the memory of a step"}
 _FLOAT32 = 4
+# Length of sequences for which layers with and without a sliding window share scarce memory.
+_EXPECTED_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ class KVShape:
     Attributes:
         states: shape of the recurrent states of layers without keys and values; None if there are none.
         others: shape of the keys and values of layers with other heads; None if there are none.
+        windowed: shape of those of layers with a sliding window, in blocks of their own; None if all layers keep all
+            tokens.
+        window: tokens that these layers keep; None for all.
         key_dim, value_dim: head dimensions of keys and values.
         element_bytes: bytes per element.
     """
@@ -59,11 +65,13 @@ class KVShape:
     element_bytes: int = _FLOAT32
     states: StateShape | None = None
     others: KVShape | None = None
+    windowed: KVShape | None = None
+    window: int | None = None
 
     def of_ranks(self, size: int) -> KVShape:
         """Return the shape of the keys and values of all ranks, given that of one."""
-        others = None if self.others is None else self.others.of_ranks(size)
-        return replace(self, num_kv_heads=size * self.num_kv_heads, others=others)
+        others, windowed = (None if part is None else part.of_ranks(size) for part in (self.others, self.windowed))
+        return replace(self, num_kv_heads=size * self.num_kv_heads, others=others, windowed=windowed)
 
     @property
     def by_heads(self) -> tuple[KVShape, ...]:
@@ -76,7 +84,7 @@ class KVShape:
         return max(part.num_kv_heads * (part.key_dim + part.value_dim) * part.element_bytes for part in self.by_heads)
 
     def block_bytes(self, block_size: int) -> int:
-        """Return the bytes of one block: keys and values of all layers."""
+        """Return the bytes of one block: keys and values of all layers but those of `windowed`."""
         per_head = (self.key_dim + self.value_dim) * self.element_bytes
         others = 0 if self.others is None else self.others.block_bytes(block_size)
         return self.num_layers * self.num_kv_heads * per_head * block_size + others
@@ -211,6 +219,9 @@ def least_memory(
     """
     blocks = -(-max(tokens, config.max_model_length or 1) // config.block_size)
     cache = blocks * kv.block_bytes(config.block_size)
+    if kv.windowed is not None and kv.windowed.window is not None:
+        held = min(blocks, most_held(kv.windowed.window, config.block_size))
+        cache += held * kv.windowed.block_bytes(config.block_size)
     if config.device == "cpu":  # of a GPU, the rest stays free before anything is taken
         cache = cache * 100 // config.memory_percent
     host = config.swap_space if config.device == "cpu" else 0
@@ -241,11 +252,16 @@ def plan_state_slots(config: EngineConfig, kv: KVShape, memory: CacheMemory) -> 
 
 
 def plan_kv_blocks(
-    config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory, num_state_slots: int = 0
+    config: EngineConfig,
+    shape: ModelShape,
+    kv: KVShape,
+    memory: CacheMemory,
+    num_state_slots: int = 0,
+    num_window_blocks: int = 0,
 ) -> int:
     """Return the number of KV cache blocks: `kv_cache_memory` if set, otherwise the default of `memory`.
 
-    Slots of recurrent states take their part of it first.
+    Slots of recurrent states and blocks of layers with a sliding window take their part of it first.
 
     There are no more than all sequences at full length can use, except with `kv_cache_memory` and prefix caching.
 
@@ -253,21 +269,22 @@ def plan_kv_blocks(
         ConfigError: if `kv_cache_memory` exceeds the limit of `memory`, or not one block fits.
     """
     block_bytes = kv.block_bytes(config.block_size)
-    state_bytes = 0 if kv.states is None else num_state_slots * kv.states.slot_bytes
+    taken = 0 if kv.states is None else num_state_slots * kv.states.slot_bytes
+    taken += 0 if kv.windowed is None else num_window_blocks * kv.windowed.block_bytes(config.block_size)
     if config.kv_cache_memory is not None:
         if config.kv_cache_memory > memory.limit:
             raise ConfigError(
                 f"--kv-cache-memory {_mib(config.kv_cache_memory)}: only {_mib_left(memory.limit)} of memory are left "
                 f"after {_TAKEN[config.device]}: lower it or {_MORE_MEMORY[config.device]}"
             )
-        blocks = (config.kv_cache_memory - state_bytes) // block_bytes
+        blocks = (config.kv_cache_memory - taken) // block_bytes
         if blocks < 1:
             raise ConfigError(
                 f"--kv-cache-memory {config.kv_cache_memory}: one block of {config.block_size} tokens takes "
-                f"{block_bytes} bytes: raise it to {block_bytes + state_bytes} or lower --block-size"
+                f"{block_bytes} bytes: raise it to {block_bytes + taken} or lower --block-size"
             )
     else:
-        blocks = (memory.default - state_bytes) // block_bytes
+        blocks = (memory.default - taken) // block_bytes
         if blocks < 1:
             raise ConfigError(
                 f"--memory-percent {config.memory_percent}: not one KV cache block of {block_bytes} bytes fits in the "
@@ -277,6 +294,35 @@ def plan_kv_blocks(
     most_used = config.sequence_limit * -(-shape.max_position_embeddings // config.block_size)
     # Blocks beyond all sequences at full length serve only the prefix cache: allocate them only if requested.
     return blocks if config.kv_cache_memory is not None and config.prefix_caching else min(blocks, most_used)
+
+
+def plan_window_blocks(config: EngineConfig, shape: ModelShape, kv: KVShape, memory: CacheMemory) -> int:
+    """Return the number of blocks for the layers with a sliding window; 0 if they should have none of their own.
+
+    They are as many as `sequence_limit` sequences hold at a time with a step's tokens, so that the other layers' blocks
+    alone limit what fits. If that would take more than a quarter of the memory, they are that quarter, or more where
+    sequences of `_EXPECTED_TOKENS` tokens, or of half the longest request if that is less, need it.
+
+    The layers should have none of their own if more tokens would fit without them.
+
+    Args:
+        config: the settings.
+        shape: the model's.
+        kv: with `windowed`.
+        memory: for the cache.
+    """
+    assert kv.windowed is not None
+    assert kv.windowed.window is not None
+    size = memory.default if config.kv_cache_memory is None else min(config.kv_cache_memory, memory.limit)
+    whole, windowed = kv.block_bytes(config.block_size), kv.windowed.block_bytes(config.block_size)
+    held = most_held(kv.windowed.window, config.block_size)
+    longest = min(config.max_model_length or shape.default_length, shape.max_position_embeddings)
+    expected = -(-min(_EXPECTED_TOKENS, longest // 2) // config.block_size)
+    balanced = size * held // (expected * whole + held * windowed) if expected else 0
+    most = config.sequence_limit * held + -(-config.most_tokens // config.block_size)
+    blocks = min(most, max(size // 4 // windowed, balanced))
+    gains = (size - blocks * windowed) // whole > size // (whole + windowed)
+    return blocks if blocks > held and gains else 0
 
 
 def plan_host_blocks(config: EngineConfig, kv: KVShape, available_bytes: int) -> int:
@@ -318,9 +364,14 @@ def resolve_max_model_length(config: EngineConfig, shape: ModelShape, kv: KVShap
         raise ConfigError(
             f"--max-model-length {requested} needs {needed} blocks of {config.block_size} tokens, the KV cache has "
             f"{num_blocks}: lower it to {capacity} or raise --kv-cache-memory to "
-            f"{_mib((1 if kv.states is None else 2) * needed * kv.block_bytes(config.block_size))}"
+            f"{_mib((1 if kv.states is None else 2) * needed * _all_layers(kv, config.block_size))}"
         )
     return requested
+
+
+def _all_layers(kv: KVShape, block_size: int) -> int:
+    """Return the bytes of a block of all layers, of which no cache of the same tokens needs more."""
+    return kv.block_bytes(block_size) + (0 if kv.windowed is None else kv.windowed.block_bytes(block_size))
 
 
 def _mib(size: int) -> str:

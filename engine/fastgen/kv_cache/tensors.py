@@ -7,10 +7,12 @@ import mmap
 import time
 import weakref
 from collections import abc
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from fastgen.core.blocks.window_pool import WindowGroup
 from fastgen.kv_cache.prefault import Prefaulter
 from fastgen.kv_cache.sizing import KVShape, StateShape
 from fastgen.settings import ConfigError
@@ -19,6 +21,7 @@ _BLOCKS_TIMED = 4
 _PORTABLE = 1  # cudaHostRegisterPortable: the memory is pinned for all CUDA contexts of the process
 
 BlockPair = tuple[int, int]
+Input = TypeVar("Input")
 
 
 class RecurrentStates:
@@ -46,7 +49,10 @@ class KVCache:
             a block of all layers is contiguous, and so one copy.
         states: recurrent states of layers with linear attention; None if there are none.
         others: keys and values of the layers with other heads, in the same blocks; None if there are none.
-        prefaulter: prefaults the memory of all keys and values; None on a GPU, where memory is allocated up front.
+        windowed: keys and values of the layers with a sliding window, in blocks of their own; None if there are none.
+        window_group: of the blocks of `windowed`; None if there are none.
+        prefaulter: prefaults the memory of all keys and values but those of `windowed`, which has its own; None on a
+            GPU, where memory is allocated up front.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class KVCache:
         *,
         num_host_blocks: int = 0,
         num_state_slots: int = 0,
+        num_window_blocks: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -73,6 +80,16 @@ class KVCache:
                 shape.others, num_blocks, block_size, num_host_blocks=num_host_blocks, device=device, dtype=dtype
             )
         )
+        self.windowed = (
+            None
+            if shape.windowed is None
+            else KVCache(shape.windowed, num_window_blocks, block_size, device=device, dtype=dtype)
+        )
+        self.window_group = (
+            None
+            if shape.windowed is None or shape.windowed.window is None
+            else WindowGroup(shape.windowed.window, num_window_blocks)
+        )
         tensors = [tensor for part in self.by_heads for tensor in (part.keys, part.values)]
         self.prefaulter = Prefaulter(tensors) if on.type == "cpu" else None
         self.host_keys, self.host_values = (
@@ -87,6 +104,18 @@ class KVCache:
     def by_heads(self) -> tuple[KVCache, ...]:
         """The cache of the layers that have the model's heads, and of the others."""
         return (self,) if self.others is None else (self, self.others)
+
+    def of_windows(self, whole: Input, windowed: Input | None) -> tuple[Input, KVCache]:
+        """Return the input and the cache of layers with a sliding window.
+
+        Args:
+            whole: the input of all other layers.
+            windowed: that of these layers, if they have blocks of their own.
+        """
+        if self.windowed is None:
+            return whole, self
+        assert windowed is not None, "the step has no block tables of layers with a window"
+        return windowed, self.windowed
 
     @property
     def num_blocks(self) -> int:

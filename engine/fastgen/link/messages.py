@@ -56,6 +56,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         deterministic: whether a request's logits are the same, bit for bit, whatever else the engine computes.
         arithmetic: what else decides the last bits: instruction sets, width of vectors and product, or the GPU.
+        num_blocks: KV blocks, of all layers or of those that keep all tokens.
+        num_window_blocks: blocks of layers with a sliding window; 0 if they have none of their own.
     """
 
     architecture: str
@@ -74,6 +76,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int
     block_size: int
     num_blocks: int
+    num_window_blocks: int = 0
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastgen.kv_cache.sizing import KVShape, StateShape
 from fastgen.model.config.architecture import Heads, ModelArchitecture
 
 
 def cache_shape(architecture: ModelArchitecture, element_bytes: int) -> KVShape:
     """Return the shape of a token's keys and values, with elements of that size, and of a sequence's states."""
-    other = architecture.other_heads
-    others = None if other is None else _of_layers(architecture, other, element_bytes)
-    return _of_layers(architecture, None, element_bytes, others, _state_shape(architecture))
+    return _of_layers(architecture, element_bytes, None, _state_shape(architecture))
+
+
+def grouped_cache_shape(architecture: ModelArchitecture, element_bytes: int) -> KVShape | None:
+    """Return the shape with layers with a sliding window apart, in blocks of their own; None if they cannot be."""
+    window = architecture.longest_window
+    if window is None:
+        return None
+    windowed = _of_layers(architecture, element_bytes, True, window=window)
+    return _of_layers(architecture, element_bytes, False, windowed=windowed)
 
 
 def _of_layers(
     architecture: ModelArchitecture,
-    heads: Heads | None,
     element_bytes: int,
-    others: KVShape | None = None,
+    is_windowed: bool | None,
     states: StateShape | None = None,
+    *,
+    windowed: KVShape | None = None,
+    window: int | None = None,
 ) -> KVShape:
-    """Return the shape of the layers with these heads, None for those of the model."""
-    num_layers, own = architecture.num_cached_layers(heads), heads or architecture.heads
-    return KVShape(num_layers, own.num_kv_heads, own.head_dim, own.head_dim, element_bytes, states, others)
+    """Return the shape of the layers with or without a sliding window; None for all."""
+
+    def of_heads(heads: Heads | None, others: KVShape | None) -> KVShape:
+        own = heads or architecture.heads
+        num_layers = architecture.num_cached_layers(heads, is_windowed=is_windowed)
+        return KVShape(num_layers, own.num_kv_heads, own.head_dim, own.head_dim, element_bytes, None, others)
+
+    other = architecture.other_heads
+    shape = of_heads(None, None if other is None else of_heads(other, None))
+    return replace(shape, states=states, windowed=windowed, window=window)
 
 
 def _state_shape(architecture: ModelArchitecture) -> StateShape | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,8 @@ class ForwardInput:
         contexts: [D], number of keys of each decode's sequence, including its own.
         chunks: chunks of several tokens.
         state_slots, state_sources, state_saves: as in `StepInput`.
+        windowed: the input of layers with a sliding window, with their cache locations and block tables; None if all
+            layers have the same. Blocks of it that the window has left are arbitrary.
     """
 
     token_ids: IntArray
@@ -82,6 +85,7 @@ class ForwardInput:
     state_slots: IntArray
     state_sources: IntArray
     state_saves: IntArray
+    windowed: ForwardInput | None = None
 
     @property
     def num_rows(self) -> int:
@@ -120,42 +124,54 @@ class HostRows:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._tables = BlockTables(np.int64)
+        self._window_tables = BlockTables(np.int64)
         self.last_ids = np.zeros(1, np.int64)
 
     def apply(self, step: StepInput) -> ForwardInput:
         """Apply the updates of a step and return the input of its forward pass."""
         self._tables.update(step.table_updates)
-        tables = self._tables.blocks
-        self.last_ids = enlarged(self.last_ids, len(tables))
-        size, width = self._block_size, tables.shape[1]
-        decodes, starts = step.num_decodes, step.rows.astype(np.int64) * width
+        self.last_ids = enlarged(self.last_ids, len(self._tables.blocks))
+        decodes = step.num_decodes
         first_rows, counts = step.query_starts[:-1], np.diff(step.query_starts)
         contexts = step.seq_lens - counts
         sampled_rows = first_rows[step.sampled] + counts[step.sampled] - 1
-        return ForwardInput(
+        found = ForwardInput(
             token_ids=self._token_ids(step),
             positions=np.repeat(contexts - first_rows, counts) + np.arange(step.num_tokens),
-            blocks=(step.slot_mapping // size).astype(np.int64),
-            slots=(step.slot_mapping % size).astype(np.int64),
             logit_rows=np.concatenate((sampled_rows, step.scored_tokens, step.pooled_tokens)).astype(np.int64),
-            tables=tables.ravel(),
-            table_starts=starts[:decodes],
             contexts=step.seq_lens[:decodes].astype(np.int64),
-            chunks=tuple(
-                ChunkSpan(
-                    sequence=i,
-                    row=int(first_rows[i]),
-                    num_tokens=int(counts[i]),
-                    context=int(contexts[i]),
-                    table_start=int(starts[i]),
-                    blocks=tables[step.rows[i], : -(-int(step.seq_lens[i]) // size)],
-                )
-                for i in range(decodes, len(step.rows))
-            ),
             state_slots=step.state_slots.astype(np.int64),
             state_sources=step.state_sources.astype(np.int64),
             state_saves=step.state_saves.astype(np.int64),
+            **self._places(step, self._tables, step.slot_mapping),
         )
+        if not len(step.window_slots):
+            return found
+        self._window_tables.update(step.window_updates)
+        windowed = replace(found, **self._places(step, self._window_tables, step.window_slots))
+        return replace(found, windowed=windowed)
+
+    def _places(self, step: StepInput, block_tables: BlockTables, slots: npt.NDArray[np.int32]) -> dict[str, Any]:
+        """Return the fields of a `ForwardInput` that say where keys and values are, given the cache slots [T]."""
+        size, tables = self._block_size, block_tables.blocks
+        starts, counts = step.rows.astype(np.int64) * tables.shape[1], np.diff(step.query_starts)
+        return {
+            "blocks": (slots // size).astype(np.int64),
+            "slots": (slots % size).astype(np.int64),
+            "tables": tables.ravel(),
+            "table_starts": starts[: step.num_decodes],
+            "chunks": tuple(
+                ChunkSpan(
+                    sequence=i,
+                    row=int(step.query_starts[i]),
+                    num_tokens=int(counts[i]),
+                    context=int(step.seq_lens[i] - counts[i]),
+                    table_start=int(starts[i]),
+                    blocks=tables[step.rows[i], : -(-int(step.seq_lens[i]) // size)],
+                )
+                for i in range(step.num_decodes, len(step.rows))
+            ),
+        }
 
     def _token_ids(self, step: StepInput) -> IntArray:
         """Return the token ids, with those sampled last filled in. Only decodes can have them."""

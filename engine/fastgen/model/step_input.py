@@ -24,6 +24,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 _NONE = np.zeros(0, np.int32)
 _NO_SWAPS = np.zeros((0, 2), np.int32)
 _NO_SAVES = np.zeros((0, 3), np.int32)
+_NO_UPDATES = np.zeros((3, 0), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class StepInput:
         seq_lens: [S], number of tokens of each sequence with KV in the cache after this step.
         token_ids: [T]; -1 stands for the token sampled last for the row.
         slot_mapping: [T], cache slot of each token's key and value: block * block size + offset.
+        window_updates, window_slots: as `table_updates` and `slot_mapping`, for layers with a sliding window that have
+            blocks of their own; empty for a model without them. Entries of blocks that the window has left are never
+            sent: what the runner has there is arbitrary, and not attended to.
         sampled: [N], sequences that sample a token, as indices of `rows`.
         masked: [M], those of them that need a grammar's mask, as indices of `sampled`.
         scored_tokens: [P], indices of tokens after which the logprob of another token is requested.
@@ -67,6 +71,8 @@ class StepInput:
     seq_lens: IntArray
     token_ids: IntArray
     slot_mapping: IntArray
+    window_updates: IntArray
+    window_slots: IntArray
     state_slots: IntArray
     state_sources: IntArray
     state_saves: IntArray
@@ -97,7 +103,7 @@ class BlockTables:
         self.blocks = np.zeros((1, 1), dtype)
 
     def update(self, updates: IntArray) -> None:
-        """Apply `StepInput.table_updates`."""
+        """Apply `StepInput.table_updates`, or `StepInput.window_updates`."""
         if updates.size:
             rows, positions, blocks = updates
             self.blocks = enlarged(self.blocks, int(rows.max()) + 1, int(positions.max()) + 1)
@@ -109,20 +115,25 @@ class StepInputBuilder:
 
     Steps must reach the runner in the order in which they are built. A row can be given to another sequence while a
     step in flight still computes it: runners apply updates in the order of steps.
+
+    Args:
+        block_size: tokens of a block.
+        has_window: whether layers with a sliding window have blocks of their own.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, has_window: bool = False) -> None:
         self._block_size = block_size
         self._free: list[int] = []
         self._num_rows = 0
         self._tables = BlockTables(np.int32)  # as the runner has them
+        self._window_tables = BlockTables(np.int32) if has_window else None
         self._constrained = np.zeros(1, np.bool_)  # of each row, whether its sequence has a grammar
 
     def build(self, plan: StepPlan) -> StepInput:
         """Return the input for `plan`."""
         for sequence in plan.preempted:
             self.release(sequence)
-        new_rows, updates = self._update_rows(plan.sequences[plan.num_continued :])
+        new_rows, updates, window_updates = self._update_rows(plan.sequences[plan.num_continued :])
         self._tables.update(updates)
         rows = _column([sequence.row for sequence in plan.sequences])
         starts, ends = _column(plan.starts), _column(plan.ends)
@@ -131,6 +142,10 @@ class StepInputBuilder:
         np.cumsum(counts, out=query_starts[1:])
         num_decodes = int(np.count_nonzero(counts == 1))
         assert query_starts[num_decodes] == num_decodes, "chunks of one token must come first"
+        window_slots = _NONE
+        if self._window_tables is not None:
+            self._window_tables.update(window_updates)
+            window_slots = self._slots(self._window_tables, rows, starts, counts, query_starts)
         sampled = _indices(np.frombuffer(bytes(plan.samples), np.bool_))
         scored_tokens, scored_targets, scored_top = _scored(plan, query_starts)
         pooled, pooled_starts, pooled_tokens = _pooled(plan, query_starts)
@@ -144,7 +159,9 @@ class StepInputBuilder:
             query_starts=query_starts,
             seq_lens=ends,
             token_ids=_token_ids(plan, query_starts),
-            slot_mapping=self._slots(rows, starts, counts, query_starts),
+            slot_mapping=self._slots(self._tables, rows, starts, counts, query_starts),
+            window_updates=window_updates,
+            window_slots=window_slots,
             state_slots=state_slots,
             state_sources=state_sources,
             state_saves=state_saves,
@@ -166,11 +183,12 @@ class StepInputBuilder:
             sequence.row = None
             sequence.resend_blocks(0)
 
-    def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray]:
+    def _update_rows(self, sequences: abc.Sequence[Sequence]) -> tuple[list[RowParameters], IntArray, IntArray]:
         """Give rows to sequences that have none.
 
-        Return `StepInput.new_rows` and `StepInput.table_updates`.
+        Return `StepInput.new_rows`, `StepInput.table_updates` and `StepInput.window_updates`.
         """
+        windows: list[tuple[int, int, int]] = []
         new_rows: list[RowParameters] = []
         rows: list[int] = []
         positions: list[int] = []
@@ -186,8 +204,12 @@ class StepInputBuilder:
             rows += [sequence.row] * (len(table) - first)
             positions += range(first, len(table))
             blocks += table[first:]
+            if self._window_tables is not None:
+                held = range(max(first, sequence.num_left_blocks), len(table))
+                windows += [(sequence.row, place, sequence.window_table[place]) for place in held]
             sequence.num_sent_blocks = len(table)
-        return new_rows, _array((rows, positions, blocks))
+        window_updates = np.ascontiguousarray(_array(windows).T) if windows else _NO_UPDATES
+        return new_rows, _array((rows, positions, blocks)), window_updates
 
     def _take_row(self, sequence: Sequence) -> int:
         if not self._free:
@@ -198,13 +220,15 @@ class StepInputBuilder:
         self._constrained[row] = sequence.constraint is not None
         return row
 
-    def _slots(self, rows: IntArray, starts: IntArray, counts: IntArray, query_starts: IntArray) -> IntArray:
+    def _slots(
+        self, tables: BlockTables, rows: IntArray, starts: IntArray, counts: IntArray, query_starts: IntArray
+    ) -> IntArray:
         """Return the cache slots of all tokens."""
         if query_starts[-1] > len(rows):
             offsets = np.arange(query_starts[-1], dtype=np.int32)
             rows, starts = np.repeat(rows, counts), np.repeat(starts - query_starts[:-1], counts) + offsets
         columns, offsets = np.divmod(starts, self._block_size)
-        slots: IntArray = self._tables.blocks[rows, columns] * self._block_size + offsets
+        slots: IntArray = tables.blocks[rows, columns] * self._block_size + offsets
         return slots
 
 

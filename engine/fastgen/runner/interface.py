@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastgen.core.blocks.window_pool import WindowGroup
 from fastgen.core.step_output import StepOutput
 from fastgen.model.step_input import StepInput
 
@@ -52,6 +53,7 @@ class Runner(Protocol):
         num_blocks, block_size: of the KV cache; the size is in token slots.
         num_host_blocks: blocks of the host buffer for swapped sequences; 0 without one.
         num_state_slots: slots for the recurrent states of sequences; 0 for a model without them.
+        window_group: the blocks of layers with a sliding window; None if they have none of their own.
         seconds_per_block: seconds to copy a block between cache and host buffer, one way; 0 without one.
         max_model_length: longest prompt plus generation of one request; it fits in the KV cache.
     """
@@ -63,6 +65,7 @@ class Runner(Protocol):
     block_size: int
     num_host_blocks: int
     num_state_slots: int
+    window_group: WindowGroup | None
     seconds_per_block: float
     max_model_length: int
 

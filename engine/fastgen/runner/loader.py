@@ -21,6 +21,7 @@ from fastgen.kv_cache.sizing import (
     plan_host_blocks,
     plan_kv_blocks,
     plan_state_slots,
+    plan_window_blocks,
     resolve_max_model_length,
     working_memory_bytes,
 )
@@ -32,6 +33,7 @@ from fastgen.runner.memory_check import check_gpu_memory
 from fastgen.settings import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
+    from fastgen.kv_cache.sizing import KVShape
     from fastgen.kv_cache.tensors import KVCache
     from fastgen.model.config.architecture import ModelArchitecture
     from fastgen.model.device_input import DeviceInput
@@ -350,14 +352,24 @@ def with_cache(
         num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
         cache_memory = measure_gpu_cache_memory(model, config, make_runner, partial(progress, "measuring memory"))
     num_state_slots = group.agree(plan_state_slots(config, kv, cache_memory))
-    num_blocks = group.agree(plan_kv_blocks(config, shape, kv, cache_memory, num_state_slots))
+    own_kv, num_window_blocks = model.kv_shape, 0
+    grouped = _grouped_shape(model, config)
+    if grouped is not None:
+        planned = plan_window_blocks(config, shape, grouped.of_ranks(group.size), cache_memory)
+        num_window_blocks = group.agree(planned)
+    if grouped is not None and num_window_blocks:
+        own_kv, kv = grouped, grouped.of_ranks(group.size)
+    num_blocks = group.agree(plan_kv_blocks(config, shape, kv, cache_memory, num_state_slots, num_window_blocks))
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
+    if num_window_blocks and not group.rank:
+        log.info("layers with a sliding window have %d KV cache blocks of their own", num_window_blocks)
     cache = KVCache(
-        model.kv_shape,
+        own_kv,
         num_blocks,
         config.block_size,
         num_host_blocks=num_host_blocks,
         num_state_slots=num_state_slots,
+        num_window_blocks=num_window_blocks,
         device=model.device,
         dtype=model.cache_dtype,
     )
@@ -365,3 +377,16 @@ def with_cache(
     if runner.graphs is not None:
         log.info("%s", runner.graphs)
     return runner
+
+
+def _grouped_shape(model: Any, config: EngineConfig) -> KVShape | None:
+    """Return the shape of the cache with layers with a sliding window apart; None if that is not available.
+
+    It is not on GPUs, whose kernels read one block table, with --swap-space, and for models run by transformers.
+    """
+    from fastgen.model.cache_shape import grouped_cache_shape
+    from fastgen.model.config.architecture import ModelArchitecture
+
+    if model.device.type != "cpu" or config.swap_space or not isinstance(model.architecture, ModelArchitecture):
+        return None
+    return grouped_cache_shape(model.architecture, model.cache_dtype.itemsize)

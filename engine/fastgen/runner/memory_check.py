@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fastgen.kv_cache.memory import AvailableMemory, available_memory
 from fastgen.kv_cache.sizing import MemoryNeed, least_memory, working_memory_bytes
-from fastgen.model.cache_shape import cache_shape
+from fastgen.model.cache_shape import cache_shape, grouped_cache_shape
 from fastgen.model.processor import choose_cpu_dtype
 from fastgen.model.source import ModelSource
 from fastgen.model.weight_storage import with_storage
@@ -76,7 +76,9 @@ def _need_on_cpu(source: ModelSource, config: EngineConfig) -> MemoryNeed:
         each = min(each, _LEAST_BYTES)
     kv = cache_shape(a, element_bytes)
     step = working_memory_bytes(config, a, kv)
-    return least_memory(_servable(config, source), kv, int((a.num_parameters - table) * each), step_bytes=step)
+    grouped = None if config.swap_space else grouped_cache_shape(a, element_bytes)
+    weights = int((a.num_parameters - table) * each)
+    return least_memory(_servable(config, source), grouped or kv, weights, step_bytes=step)
 
 
 def _gib(size: int) -> str:

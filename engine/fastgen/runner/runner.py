@@ -81,6 +81,7 @@ class BaseRunner(Generic[Input]):
         self.num_parameters = shape.num_parameters
         self.num_blocks, self.block_size = cache.num_blocks, cache.block_size
         self.num_host_blocks, self.num_state_slots = cache.num_host_blocks, cache.num_state_slots
+        self.window_group = cache.window_group
         self.seconds_per_block = cache.seconds_per_block() if cache.num_host_blocks else 0.0
         self.max_model_length = max_model_length
         self.device = model.device.type
@@ -105,16 +106,17 @@ class ModelRunner(BaseRunner[ForwardInput]):
         super().__init__(model, cache, max_model_length=max_model_length)
         self._rows = HostRows(cache.block_size)
         self._sampler = HostSampler(self.vocab_size, self.eos_token_ids)
-        self._prefaulter: Prefaulter | None = None
+        self._prefaulters: list[Prefaulter] = []
 
     def start_prefault(self) -> None:
         """Prefault the first blocks of the cache, then stay ahead of the blocks in use, in the background.
 
         Call it after calibration: prefaulting disturbs measurements of step times.
         """
-        self._prefaulter = self._cache.prefaulter
-        if self._prefaulter is not None:
-            self._prefaulter.start()
+        for cache in (self._cache, self._cache.windowed):
+            if cache is not None and cache.prefaulter is not None:
+                cache.prefaulter.start()
+                self._prefaulters.append(cache.prefaulter)
 
     @torch.inference_mode()
     def launch(self, step: StepInput) -> HostTicket:
@@ -123,8 +125,9 @@ class ModelRunner(BaseRunner[ForwardInput]):
         for parameters in step.new_rows:
             self._sampler.admit(parameters)
         forward_input = self._rows.apply(step)
-        if self._prefaulter is not None:
-            self._prefaulter.ensure_ahead_of(int(forward_input.blocks.max()))
+        for prefaulter, placed in zip(self._prefaulters, (forward_input, forward_input.windowed), strict=False):
+            assert placed is not None
+            prefaulter.ensure_ahead_of(int(placed.blocks.max()))
         return HostTicket(self, step, self._model.forward(forward_input, self._cache))
 
     @torch.inference_mode()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from fastgen.core.blocks.window_pool import WindowGroup, most_held
 from fastgen.engine.core import Engine
 from support.checking import check_outcome, check_step
 from support.simulation import SimulatedRunner, make_engine
@@ -33,6 +34,17 @@ arrival_lists = st.lists(
 
 
 @st.composite
+def window_groups(draw: st.DrawFn) -> WindowGroup:
+    """A window, and at least the blocks that a sequence needs for it."""
+    window = draw(st.integers(1, 24))
+    least = most_held(window, BLOCK)
+    return WindowGroup(window, draw(st.one_of(st.just(least), st.integers(least, 8 * least))))
+
+
+windows = st.one_of(st.none(), window_groups())
+
+
+@st.composite
 def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
     """Arrivals, token budget, max sequences, blocks; the cache at least holds the longest request."""
     arrivals = draw(arrival_lists)
@@ -45,17 +57,29 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(workloads(), st.integers(1, 2), st.one_of(st.just(0), st.integers(3, 8), st.just(100)))
+@given(workloads(), st.integers(1, 2), st.one_of(st.just(0), st.integers(3, 8), st.just(100)), windows)
 def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
-    workload: tuple[list[Arrival], int, int, int], steps_in_flight: int, num_state_slots: int
+    workload: tuple[list[Arrival], int, int, int],
+    steps_in_flight: int,
+    num_state_slots: int,
+    window_group: WindowGroup | None,
 ) -> None:
     arrivals, token_budget, max_sequences, num_blocks = workload
-    runner = SimulatedRunner(num_blocks, BLOCK, num_state_slots=num_state_slots, steps_in_flight=steps_in_flight)
+    if window_group is not None:
+        num_state_slots = 0  # no model has both
+    runner = SimulatedRunner(
+        num_blocks,
+        BLOCK,
+        num_state_slots=num_state_slots,
+        window_group=window_group,
+        steps_in_flight=steps_in_flight,
+    )
     engine = make_engine(runner, token_budget=token_budget, max_sequences=max_sequences)
     outcome = play(engine, arrivals, lambda e, step: check_step(e, step, token_budget))
     check_outcome(outcome, arrivals, engine)
     event(f"preempted: {outcome.preemptions > 0}")
     event(f"started from a snapshot: {num_state_slots > 0 and sum(outcome.cached_tokens.values()) > 0}")
+    event(f"continued in a window: {window_group is not None and sum(outcome.cached_tokens.values()) > 0}")
     event(f"cancelled: {bool(outcome.cancelled)}")
     event(f"split: {any(c.num_tokens > 1 and not c.samples for s in outcome.steps for c in s.plan.chunks)}")
 

@@ -14,6 +14,7 @@ from fastgen.core.constraint import Constraint
 from fastgen.core.request import FinishReason, Request
 from fastgen.core.sampling_params import Grammar, SamplingParams
 from support.simulation import SimulatedRunner, make_engine, solo
+from support.workloads import random_window
 
 GRAMMAR = Grammar(kind="json_object")
 
@@ -77,12 +78,13 @@ def request(name: str, prompt: list[int], max_tokens: int, grammar: Grammar | No
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize("seed", range(48))
 def test_late_masks_change_no_token(seed: int, steps_in_flight: int) -> None:
     source = random.Random(seed)
-    slots = 0 if seed < 16 else (3, 5, 30)[seed % 3]
+    slots = (3, 5, 30)[seed % 3] if 16 <= seed < 32 else 0
     num_blocks = source.choice([7, 9, 30])
-    runner = SimulatedRunner(num_blocks, 4, num_state_slots=slots, steps_in_flight=steps_in_flight)
+    window = random_window(source, 4) if seed >= 32 else None
+    runner = SimulatedRunner(num_blocks, 4, num_state_slots=slots, window_group=window, steps_in_flight=steps_in_flight)
     engine = make_engine(runner, token_budget=source.choice([4, 9]), max_sequences=4)
     shared = [source.randrange(1, 90) for _ in range(8)]
     asked = {
@@ -110,7 +112,8 @@ def test_late_masks_change_no_token(seed: int, steps_in_flight: int) -> None:
         engine.check_integrity()
         grammars.pass_step()
     assert not engine.has_work
-    assert tokens == {name: list(islice(solo(each), each.sampling.max_tokens)) for name, each in asked.items()}
+    size = None if window is None else window.window
+    assert tokens == {name: list(islice(solo(each, size), each.sampling.max_tokens)) for name, each in asked.items()}
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])

@@ -23,12 +23,12 @@ from fastgen.model.step_input import StepInput
 from fastgen.runner.interface import Mask
 from support.checking import check_outcome
 from support.simulation import SimulatedRunner, SimulatedTicket, make_engine, solo
-from support.workloads import Outcome, Step, Workload, play, random_workload
+from support.workloads import Outcome, Step, Workload, play, random_window, random_workload
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS, WORKLOADS_WITH_STATES = 50, 20
+WORKLOADS, WORKLOADS_WITH_STATES, WORKLOADS_WITH_WINDOWS = 50, 20, 20
 
 
 class OutOfMemoryError(RuntimeError):
@@ -86,6 +86,8 @@ class ShortOfMemory(SimulatedRunner):
                 self._host[host][0] ^= 1
             for slot in step.slot_mapping.tolist():
                 self._cache[slot // self.block_size][slot % self.block_size] = 999
+            for slot in step.window_slots.tolist():
+                self._window_cache[slot // self.block_size][slot % self.block_size] = 999
             for block, _ in step.swap_in.tolist():
                 self._cache[block][0] ^= 1
             for slot in [*step.state_slots.tolist(), *step.state_saves[:, 2].tolist()][: self.num_state_slots]:
@@ -137,19 +139,21 @@ def test_steps_that_run_out_of_memory_at_random_change_no_output(
 ) -> None:
     monkeypatch.setattr(chunking, "STEPS_PER_GROWTH", 4)  # so that steps are large enough to fail again
     seen: Counter[str] = Counter()
-    for seed in range(WORKLOADS + WORKLOADS_WITH_STATES):
+    for seed in range(WORKLOADS + WORKLOADS_WITH_STATES + WORKLOADS_WITH_WINDOWS):
         rng = random.Random(3000 * steps_in_flight + seed)
         workload = random_workload(rng, block_size=BLOCK)
-        num_state_slots = 0 if seed < WORKLOADS else (5, 50)[seed % 2]
+        has_window = seed >= WORKLOADS + WORKLOADS_WITH_STATES
+        num_state_slots = 0 if seed < WORKLOADS or has_window else (5, 50)[seed % 2]
         # Recurrent states are computed again, for which a sequence needs some steps in a row that do not fail.
         fails = fails_at_random(rng, (0.02, 0.05) if num_state_slots else (0.05, 0.2))
-        if num_state_slots:  # not swapped
+        if num_state_slots or has_window:  # not swapped
             workload = replace(workload, num_host_blocks=0, settings=workload.settings | {"preemption": "recompute"})
         runner = ShortOfMemory(
             workload.num_blocks,
             BLOCK,
             workload.num_host_blocks,
             num_state_slots,
+            random_window(rng, BLOCK) if has_window else None,
             steps_in_flight=steps_in_flight,
             fails=fails,
         )

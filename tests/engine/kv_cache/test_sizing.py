@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastgen.core.blocks.window_pool import most_held
 from fastgen.kv_cache.memory import AvailableMemory, available_memory
 from fastgen.kv_cache.sizing import (
     CacheMemory,
@@ -14,12 +16,15 @@ from fastgen.kv_cache.sizing import (
     StateShape,
     gpu_cache_memory,
     host_cache_memory,
+    least_memory,
     plan_host_blocks,
     plan_kv_blocks,
     plan_state_slots,
+    plan_window_blocks,
     resolve_max_model_length,
     working_memory_bytes,
 )
+from fastgen.model.cache_shape import cache_shape, grouped_cache_shape
 from fastgen.model.config.architecture import LayerKind, ModelArchitecture
 from fastgen.model.config.rope import RopeConfig
 from fastgen.settings import ConfigError, EngineConfig
@@ -219,3 +224,117 @@ def test_a_cache_too_small_for_three_slots_is_rejected() -> None:
 
 def test_a_model_without_recurrent_states_has_no_slots() -> None:
     assert plan_state_slots(EngineConfig(model=""), KV, CacheMemory(GIB, GIB)) == 0
+
+
+# Shapes of Gemma 3 27B and gpt-oss-20b: in Gemma one of six layers keeps all tokens, in gpt-oss every other.
+GEMMA3 = replace(
+    SMOLLM2,
+    layers=tuple(LayerKind(window=None if layer % 6 == 5 else 1024) for layer in range(62)),
+    num_heads=32,
+    num_kv_heads=16,
+    head_dim=128,
+    max_position_embeddings=131072,
+)
+GPT_OSS = replace(
+    SMOLLM2,
+    layers=tuple(LayerKind(window=None if layer % 2 else 128) for layer in range(24)),
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    max_position_embeddings=131072,
+)
+WINDOWED = {"gemma3": GEMMA3, "gpt-oss": GPT_OSS}
+
+
+def shapes(name: str) -> tuple[KVShape, KVShape]:
+    """Return the shape without and with blocks of their own for layers with a window."""
+    grouped = grouped_cache_shape(WINDOWED[name], 2)
+    assert grouped is not None
+    return cache_shape(WINDOWED[name], 2), grouped
+
+
+@pytest.mark.parametrize(("name", "before", "after"), [("gemma3", 15872, 3028), ("gpt-oss", 1536, 774)])
+def test_layers_with_a_window_keep_only_it(name: str, before: int, after: int) -> None:
+    """MiB of the KV of one sequence of 32,768 tokens, as in docs/decisions/076."""
+    whole, grouped = shapes(name)
+    assert grouped.windowed is not None
+    assert grouped.windowed.window is not None
+    blocks, held = 32768 // 64, most_held(grouped.windowed.window, 64)
+    assert blocks * whole.block_bytes(64) == before << 20
+    assert blocks * grouped.block_bytes(64) + held * grouped.windowed.block_bytes(64) == after << 20
+    assert whole.block_bytes(64) == grouped.block_bytes(64) + grouped.windowed.block_bytes(64)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("settings", [{}, {"max_sequences": 4}, {"max_model_length": 8192}, {"block_size": 16}])
+@pytest.mark.parametrize("gib", [0.1, 0.5, 1, 2, 4, 16, 60])
+def test_more_tokens_fit_where_layers_with_a_window_have_their_own_blocks(
+    name: str, settings: dict[str, int], gib: float
+) -> None:
+    whole, grouped = shapes(name)
+    config, memory = EngineConfig(model="", **settings), CacheMemory(int(gib * GIB), int(gib * GIB))
+    windows = plan_window_blocks(config, WINDOWED[name], grouped, memory)
+    if not windows:
+        return
+    assert grouped.windowed is not None
+    assert windows > most_held(grouped.windowed.window or 0, config.block_size)
+    blocks = plan_kv_blocks(config, WINDOWED[name], grouped, memory, num_window_blocks=windows)
+    used = blocks * grouped.block_bytes(config.block_size) + windows * grouped.windowed.block_bytes(config.block_size)
+    assert used <= memory.default
+    most = config.sequence_limit * -(-131072 // config.block_size)
+    assert blocks == most or blocks > plan_kv_blocks(config, WINDOWED[name], whole, memory)
+
+
+def test_windows_have_room_for_all_sequences_unless_that_takes_more_than_a_quarter_of_the_memory() -> None:
+    config, (_, grouped) = EngineConfig(model="", max_sequences=64, token_budget=512), shapes("gpt-oss")
+    ample, scarce = CacheMemory(4 * GIB, 4 * GIB), CacheMemory(GIB, GIB)
+    assert plan_window_blocks(config, GPT_OSS, grouped, ample) == 64 * 4 + 8
+    assert grouped.windowed is not None
+    assert plan_window_blocks(config, GPT_OSS, grouped, scarce) == GIB // 4 // grouped.windowed.block_bytes(64)
+
+
+def test_scarce_memory_is_shared_as_by_sequences_of_4096_tokens() -> None:
+    config, (_, grouped) = EngineConfig(model=""), shapes("gemma3")
+    memory = CacheMemory(8 * GIB, 8 * GIB)
+    windows = plan_window_blocks(config, GEMMA3, grouped, memory)
+    blocks = plan_kv_blocks(config, GEMMA3, grouped, memory, num_window_blocks=windows)
+    assert abs(windows / blocks - most_held(1024, 64) / 64) < 0.01
+
+
+def test_windows_as_long_as_the_requests_have_no_blocks_of_their_own() -> None:
+    config, (_, grouped) = EngineConfig(model="", max_model_length=2048), shapes("gemma3")
+    assert plan_window_blocks(config, GEMMA3, grouped, CacheMemory(8 * GIB, 8 * GIB)) == 0
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_length_larger_than_the_cache_is_rejected_with_memory_that_suffices(name: str) -> None:
+    _, grouped = shapes(name)
+    config, memory = EngineConfig(model="", max_model_length=65536), CacheMemory(GIB, 100 * GIB)
+    with pytest.raises(ConfigError) as caught:
+        resolve_max_model_length(config, WINDOWED[name], grouped, 40)
+    enough = int(str(caught.value).rpartition(" ")[2].removesuffix("MiB")) << 20
+    config = dataclasses.replace(config, kv_cache_memory=enough)
+    windows = plan_window_blocks(config, WINDOWED[name], grouped, memory)
+    assert windows
+    blocks = plan_kv_blocks(config, WINDOWED[name], grouped, memory, num_window_blocks=windows)
+    assert resolve_max_model_length(config, WINDOWED[name], grouped, blocks) == 65536
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (LayerKind(),) * 4,
+        (LayerKind(window=8),) * 4,
+        (LayerKind(), LayerKind(window=8), LayerKind(kv_layer=0, window=8)),
+    ],
+    ids=["no windows", "windows only", "keys and values of a layer without one"],
+)
+def test_models_of_one_kind_of_layers_have_one_kind_of_blocks(layers: tuple[LayerKind, ...]) -> None:
+    assert grouped_cache_shape(replace(SMOLLM2, layers=layers), 2) is None
+
+
+def test_the_least_memory_counts_only_the_windows() -> None:
+    whole, grouped = shapes("gemma3")
+    config = EngineConfig(model="", max_model_length=32768, memory_percent=100)
+    needs = [least_memory(config, kv, 0, step_bytes=0).cache >> 20 for kv in (whole, grouped)]
+    assert needs == [15872, 3028]

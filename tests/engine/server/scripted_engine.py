@@ -54,6 +54,7 @@ class ScriptedRunner:
     num_blocks: int = field(default_factory=lambda: int(os.environ.get("SCRIPT_BLOCKS", "64")))
     num_host_blocks: int = 0
     num_state_slots: int = 0
+    window_group: None = None
     seconds_per_block: float = 0.0
     num_parameters: int = 135_000_000
     device: str = "cpu"

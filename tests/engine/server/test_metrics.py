@@ -256,3 +256,20 @@ def test_prompts_that_end_without_a_first_token_and_without_a_waiting_client_are
         metrics.finished(reason, 1.0, 100, 1)
     cancelled = metrics.registry.get_sample_value("fastgen_cancelled_prompt_tokens_total", {"model_name": "m"})
     assert cancelled == 10 * len({FinishReason.ABORT, FinishReason.DEADLINE, FinishReason.REJECTED})
+
+
+@pytest.mark.parametrize(("whole", "windows", "usage"), [(4, 1, 0.4), (4, 3, 0.75)])
+def test_usage_is_that_of_the_blocks_that_are_scarcest(whole: int, windows: int, usage: float) -> None:
+    metrics = Metrics("m", "none")
+    info = EngineInfo(
+        architecture="gemma3", device="cpu", dtype="float32", vocabulary_size=9, hidden_size=8, num_parameters=9,
+        max_model_length=9,
+        token_budget=9, max_sequences=9, block_size=64, num_blocks=10, num_window_blocks=4,
+    )  # fmt: skip
+    metrics.describe(info, "1")
+    state = SchedulerStats(num_running=2, kv_blocks_used=whole, window_blocks_used=windows)
+    metrics.record(StepReport([], StepStats(), state, StepCoefficients()))
+    text = metrics.expose("", 0)[0].decode()
+    values = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    assert values["fastgen_kv_cache_usage_ratio"] == usage
+    assert values["fastgen_kv_cache_capacity_tokens"] == 640

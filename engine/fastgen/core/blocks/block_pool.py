@@ -11,6 +11,7 @@ from collections import Counter, abc
 
 from fastgen.core.blocks.prefix_cache import BlockKey, PrefixCache
 from fastgen.core.blocks.state_pool import StatePool
+from fastgen.core.blocks.window_pool import WindowGroup, WindowPool
 
 
 class BlockPool:
@@ -21,14 +22,18 @@ class BlockPool:
 
     Attributes:
         states: slots for the recurrent states of sequences, and snapshots of them after cached blocks.
+        window: blocks of the layers with a sliding window; None if all layers have the same blocks.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_state_slots: int = 0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_state_slots: int = 0, window_group: WindowGroup | None = None
+    ) -> None:
         assert num_blocks >= 1
         assert block_size >= 1
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.states = StatePool(num_state_slots)
+        self.window = None if window_group is None else WindowPool(window_group, block_size)
         # A stack: the block freed last is the most likely to be in a CPU cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
@@ -42,10 +47,6 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
-
-    def token_capacity(self, table: list[int], num_computed: int) -> int:
-        """Return how many tokens a sequence with `num_computed` tokens in `table` could add now."""
-        return (len(table) + self.num_free) * self.block_size - num_computed
 
     def num_shared(self, table: list[int]) -> int:
         """Return how many blocks of `table` are referenced by other sequences too."""
@@ -110,10 +111,16 @@ class BlockPool:
                 table[index], replaced[index] = cached, own
         return replaced
 
-    def check_integrity(self, tables: abc.Sequence[list[int]], state_slots: abc.Iterable[int] = ()) -> None:
+    def check_integrity(
+        self,
+        tables: abc.Sequence[list[int]],
+        state_slots: abc.Iterable[int] = (),
+        window_tables: abc.Iterable[list[int]] = (),
+    ) -> None:
         """Assert that every block is free, cached or referenced as often as it occurs in `tables`.
 
-        `state_slots` are those that sequences and steps in flight hold, see `StatePool.check_integrity`.
+        `state_slots` are those that sequences and steps in flight hold, see `StatePool.check_integrity`;
+        `window_tables` are the block tables of layers with a window.
         """
         references = Counter(block for table in tables for block in table)
         assert self._ref_counts == [references[block] for block in range(self.num_blocks)], "a block is miscounted"
@@ -124,10 +131,14 @@ class BlockPool:
         accounted = len(free) + len(references) + self._prefix_cache.num_evictable
         assert accounted == self.num_blocks, "a block is lost, or evictable while it is referenced"
         self.states.check_integrity(state_slots, self._prefix_cache.__contains__)
+        if self.window is not None:
+            self.window.check_integrity(window_tables, self._prefix_cache.__contains__)
 
     def _evict_cached(self) -> int:
         block = self._prefix_cache.evict()
         self.states.drop_snapshot(block)
+        if self.window is not None:
+            self.window.drop(block)
         return block
 
     def _ref(self, block: int) -> None:

@@ -8,6 +8,7 @@ from fastgen.core.blocks.block_pool import BlockPool, HostBuffer
 from fastgen.core.blocks.preemption import Preemption
 from fastgen.core.blocks.prefix_cache import BlockKey
 from fastgen.core.blocks.state_pool import StateSave
+from fastgen.core.blocks.window_pool import LEFT
 from fastgen.core.sequence import UNKNOWN, Sequence
 
 # (cache block, host block) pairs to copy.
@@ -21,7 +22,42 @@ class KVCacheManager:
         self.pool = pool
         self._host = host
         self._preemption = preemption
+        self.window = pool.window
         assert not (self.has_states and host.num_free), "recurrent states are not swapped"
+        assert self.window is None or not (self.has_states or host.num_free), "blocks of windows are not swapped"
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated for a sequence: of all layers, if they have different ones."""
+        free = self.pool.num_free
+        return free if self.window is None else min(free, self.window.num_free)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Append blocks until a running sequence has room for `num_tokens` tokens."""
+        self.pool.extend(sequence.block_table, num_tokens)
+        if self.window is not None:
+            self.window.extend(sequence.window_table, len(sequence.block_table))
+
+    def token_capacity(self, sequence: Sequence, num_computed: int) -> int:
+        """Return how many tokens a running sequence with `num_computed` tokens could add now."""
+        return (len(sequence.block_table) + self.num_free) * self.pool.block_size - num_computed
+
+    def has_room(self, sequence: Sequence, table: list[int], others: abc.Iterable[Sequence], num_spare: int) -> bool:
+        """Return whether a waiting sequence with the cached blocks of `table` fits whole.
+
+        Args:
+            sequence: the sequence, after `match_prefix`.
+            table: what that returned.
+            others: sequences that must fit whole, too.
+            num_spare: further blocks to leave free.
+        """
+        pool, window = self.pool, self.window
+        needed = pool.blocks_for(len(sequence.tokens)) - len(table) + num_spare
+        needed += sum(pool.blocks_for(len(other.tokens)) - len(other.block_table) for other in others)
+        if window is None or needed > pool.num_free:
+            return needed <= pool.num_free
+        missing = [window.blocks_for(len(each.tokens)) - _num_in_window(each) for each in (sequence, *others)]
+        return sum(max(0, count) for count in missing) + num_spare <= window.num_free
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached leading blocks of a waiting sequence, with a reference to each.
@@ -30,7 +66,9 @@ class KVCacheManager:
         blocks, or if all its prompt tokens must be computed and it is not swapped out. For a swapped sequence, these
         blocks need not be copied back.
 
-        Of a model with recurrent states, they are the blocks up to the last one with a snapshot.
+        Of a model with recurrent states, they are the blocks up to the last one with a snapshot. Where layers with a
+        window have their own blocks, they are those after which the last window is cached, and its blocks are in
+        `window_table`. Call `allocate`, `swap_in` or `release_match` next.
         """
         if sequence.cache_salt is None:
             return []
@@ -40,7 +78,18 @@ class KVCacheManager:
             while table and not self.pool.states.has_snapshot(table[-1]):
                 self.pool.release([table.pop()])
             sequence.branch = num_matched * self.pool.block_size if len(table) < num_matched else 0
+        if self.window is not None:
+            unused = table[self.window.usable(table) :]
+            del table[len(table) - len(unused) :]
+            self.pool.release(unused)
+            sequence.window_table = self.window.match(table)
+            sequence.num_left_blocks = self.window.first_needed(len(table) * self.pool.block_size)
         return table
+
+    def release_match(self, sequence: Sequence, table: list[int]) -> None:
+        """Drop the references that `match_prefix` took for a sequence that still waits."""
+        self.pool.release(table)
+        self._release_window(sequence)
 
     @property
     def has_states(self) -> bool:
@@ -103,13 +152,29 @@ class KVCacheManager:
         if sequence.cache_salt is None:
             return []
         num_full = num_computed // self.pool.block_size
+        first = sequence.num_published_blocks
         replaced = self.pool.publish(
             sequence.block_table, sequence.tokens, sequence.cache_salt, sequence.num_published_blocks, num_full
         )
         if replaced:
             sequence.resend_blocks(min(replaced))
         sequence.num_published_blocks = num_full
+        if self.window is not None:
+            for index in range(first, num_full):
+                self.window.publish(sequence.block_table[index], sequence.window_table[index])
         return list(replaced.values())
+
+    def leave_window(self, sequence: Sequence, num_computed: int) -> None:
+        """Free the blocks that a sequence of which a step has computed `num_computed` tokens no longer reads.
+
+        Steps in flight may read them only if they compute earlier tokens. Call `publish` first.
+        """
+        if self.window is None:
+            return
+        end = self.window.first_needed(num_computed)
+        if end > sequence.num_left_blocks:
+            self.window.leave(sequence.window_table, sequence.num_left_blocks, end)
+            sequence.num_left_blocks = end
 
     def save_states(self, sequence: Sequence, end: int, *, samples: bool) -> list[StateSave]:
         """Return the copies of states to make while the next step computes the tokens of a sequence up to `end`."""
@@ -169,6 +234,10 @@ class KVCacheManager:
         del sequence.block_table[num_kept:]
         sequence.resend_blocks(num_kept)
         self.pool.release(beyond)
+        if self.window is not None:
+            beyond = sequence.window_table[num_kept:]
+            del sequence.window_table[num_kept:]
+            self.window.release(beyond)
 
     def drop(self, sequence: Sequence) -> None:
         """Free all blocks of a sequence, in the cache and on the host; its KV will be recomputed."""
@@ -194,20 +263,27 @@ class KVCacheManager:
         """
         slots = [slot for sequence in (*running, *ended) for slot in _slots(sequence)]
         slots += [save.slot for save in saves if save.is_snapshot]
-        self.pool.check_integrity([*(sequence.block_table for sequence in (*running, *ended)), *replaced], slots)
+        held = [*running, *ended]
+        self.pool.check_integrity(
+            [*(sequence.block_table for sequence in held), *replaced],
+            slots,
+            [sequence.window_table for sequence in held],
+        )
         self._host.check_integrity([sequence.host_blocks for sequence in waiting])
         for sequence in running:
             assert 0 < sequence.num_computed_tokens <= len(sequence.tokens) - (sequence.pooling is None)
             assert len(sequence.block_table) == self.pool.blocks_for(sequence.num_computed_tokens)
             assert not sequence.host_blocks
+            self._check_window(sequence)
             assert len(_slots(sequence)) == (_num_slots(sequence) if self.has_states else 0)
-            held = len(sequence.block_table) * self.pool.block_size
-            assert sequence.decodes_until in (0, min(held, sequence.max_length - 1))
+            room = len(sequence.block_table) * self.pool.block_size
+            assert sequence.decodes_until in (0, min(room, sequence.max_length - 1))
             if sequence.cache_salt is not None and not sequence.num_in_flight:
                 assert sequence.num_published_blocks == sequence.num_computed_tokens // self.pool.block_size
         for sequence in waiting:
             assert sequence.is_waiting
             assert not _slots(sequence)
+            assert not sequence.window_table
             assert not sequence.decodes_until
             assert UNKNOWN not in sequence.tokens[-1:]
             assert len(sequence.host_blocks) == self.pool.blocks_for(sequence.num_computed_tokens)
@@ -221,14 +297,35 @@ class KVCacheManager:
             return 0
         return (len(sequence.tokens) - 1) // self.pool.block_size
 
+    def _check_window(self, sequence: Sequence) -> None:
+        """Assert that a running sequence holds the blocks that its window may still reach, and no earlier ones."""
+        if self.window is None:
+            assert not sequence.window_table
+            return
+        table, num_left = sequence.window_table, sequence.num_left_blocks
+        assert len(table) == len(sequence.block_table)
+        assert [block == LEFT for block in table] == [index < num_left for index in range(len(table))]
+        assert num_left <= self.window.first_needed(sequence.num_computed_tokens)
+
+    def _release_window(self, sequence: Sequence) -> None:
+        if self.window is not None:
+            self.window.release(sequence.window_table)
+            sequence.num_left_blocks = 0
+
     def _release_blocks(self, sequence: Sequence) -> None:
         for slot in _slots(sequence):
             self.pool.states.release(slot)
         sequence.state_slot = sequence.spare_slot = sequence.state_source = None
         sequence.num_snapshot_tokens = 0
         self.pool.release(sequence.block_table)
+        self._release_window(sequence)
         sequence.num_published_blocks = 0
         sequence.resend_blocks(0)
+
+
+def _num_in_window(sequence: Sequence) -> int:
+    """Return how many blocks of layers with a window a sequence holds."""
+    return len(sequence.window_table) - sequence.num_left_blocks
 
 
 def _num_slots(sequence: Sequence) -> int:

@@ -173,6 +173,11 @@ class LayerKind:
     chunk: int | None = None
     scales_queries: bool = True
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether it has a sliding window."""
+        return self.window is not None
+
     def within(self, length: int) -> LayerKind:
         """Return the layer without a window or chunks that no sequence exceeds."""
         window, chunk = (size if size is not None and size < length else None for size in (self.window, self.chunk))
@@ -301,13 +306,41 @@ class ModelArchitecture:
 
         A layer without keys and values of its own has the place of those that it attends to.
         """
-        kinds = [None if layer.kv_layer is not None else (layer.delta is None, layer.heads) for layer in self.layers]
+        return self.places_of(by_window=False)
+
+    def places_of(self, *, by_window: bool) -> tuple[int, ...]:
+        """Return the `places`; with `by_window`, layers with a sliding window are of other kinds than those without."""
+        kinds = [
+            None if layer.kv_layer is not None else (layer.delta is None, layer.heads, by_window and layer.is_windowed)
+            for layer in self.layers
+        ]
         sources = [index if layer.kv_layer is None else layer.kv_layer for index, layer in enumerate(self.layers)]
         return tuple(kinds[:source].count(kinds[source]) for source in sources)
 
-    def num_cached_layers(self, heads: Heads | None = None) -> int:
-        """Return the number of layers with own keys and values, and with these heads; None for those of the model."""
-        return sum(layer.delta is None and layer.kv_layer is None and layer.heads == heads for layer in self.layers)
+    def num_cached_layers(self, heads: Heads | None = None, *, is_windowed: bool | None = None) -> int:
+        """Return the number of layers with own keys and values, and with these heads; None for those of the model.
+
+        Only those with or without a sliding window, if `is_windowed` is given.
+        """
+        return sum(
+            layer.delta is None
+            and layer.kv_layer is None
+            and layer.heads == heads
+            and is_windowed in (None, layer.is_windowed)
+            for layer in self.layers
+        )
+
+    @property
+    def longest_window(self) -> int | None:
+        """The longest sliding window, if layers with a window can have KV blocks of their own, otherwise None.
+
+        They can if other layers keep all tokens and no layer has a recurrent state.
+        """
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        keeps_all = any(layer.kv_layer is None and not layer.is_windowed for layer in self.layers)
+        sources = [layer if layer.kv_layer is None else self.layers[layer.kv_layer] for layer in self.layers]
+        is_apart = all(a.is_windowed == b.is_windowed for a, b in zip(self.layers, sources, strict=True))
+        return max(windows) if windows and keeps_all and is_apart and self.delta is None else None
 
     @property
     def head(self) -> str:

@@ -79,7 +79,7 @@ class CPUBackend:
         self.pads_rows = pads_rows
         self.deterministic = deterministic
         self.no_sinks = np.full(architecture.num_heads, NO_SINK, np.float32)
-        self.places = architecture.places
+        self.places = {apart: architecture.places_of(by_window=apart) for apart in (False, True)}
         self._weights: dict[int, tuple[torch.Tensor, FloatArray]] = {}
 
     def __call__(self, forward_input: ForwardInput, cache: KVCache) -> Operations:
@@ -113,19 +113,26 @@ class _Scratch:
         return self if rows == len(self.array) else _Scratch(self.tensor[:rows])
 
 
-class _LayersOfHeads:
-    """Caches and scratch memory of the layers with the same heads."""
+class _AttentionScratch:
+    """Scratch memory of the layers with the same heads: queries and results of attention."""
 
-    __slots__ = ("attended", "heads", "keys", "queries", "values")
+    __slots__ = ("attended", "queries")
 
-    def __init__(
-        self, heads: Heads, cache: KVCache, num_heads: int, rows: int, padded: int, dtype: torch.dtype
-    ) -> None:
-        self.heads = heads
-        self.keys, self.values = as_array(cache.keys), as_array(cache.values)
+    def __init__(self, heads: Heads, num_heads: int, rows: int, padded: int, dtype: torch.dtype) -> None:
         self.queries = _Scratch(torch.empty(rows, num_heads, heads.head_dim))
         self.attended = _Scratch(torch.empty(padded, num_heads, heads.head_dim, dtype=dtype))
         self.attended.tensor[rows:] = 0  # freed memory may hold NaN, which is slow to compute with
+
+
+class _LayersOfHeads:
+    """Cache and scratch memory of the layers with the same heads and the same blocks."""
+
+    __slots__ = ("attended", "heads", "keys", "queries", "values")
+
+    def __init__(self, heads: Heads, cache: KVCache, scratch: _AttentionScratch) -> None:
+        self.heads = heads
+        self.keys, self.values = as_array(cache.keys), as_array(cache.values)
+        self.queries, self.attended = scratch.queries, scratch.attended
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,9 @@ class _CPUOperations(Operations):
         scaling = a.query_scaling
         self._query_scales = None if scaling is None else query_scales(scaling, positions)
         self._rotations = [tuple(part.numpy() for part in rope(positions)) for rope in backend.ropes]
+        self._places = backend.places[cache.windowed is not None]
+        # Of layers with a window.
+        self._windowed, window_cache = cache.of_windows(forward_input, forward_input.windowed)
         kinds = {(layer.window, layer.heads, layer.chunk) for layer in a.layers}
         self._work = {kind: self._plan(*kind, cache.block_size) for kind in kinds}
         self._logit_rows = torch.from_numpy(forward_input.logit_rows)
@@ -167,10 +177,11 @@ class _CPUOperations(Operations):
         self._normed = _Scratch(torch.empty(most_rows, a.hidden_size, dtype=self._dtype))
         self._activated = torch.empty(most_rows * a.intermediate_size, dtype=self._dtype)
         self._gated: dict[tuple[int, int], _Scratch] = {}
-        self._of_heads = {
-            kind: _LayersOfHeads(kind or a.heads, part, a.num_heads, self._rows, rows, self._dtype)
-            for kind, part in zip((None, a.other_heads), cache.by_heads, strict=False)
-        }
+        self._of_heads: dict[tuple[Heads | None, bool], _LayersOfHeads] = {}
+        for kind, *parts in zip((None, a.other_heads), cache.by_heads, window_cache.by_heads, strict=False):
+            scratch = _AttentionScratch(kind or a.heads, a.num_heads, self._rows, rows, self._dtype)
+            for is_windowed, part in zip((False, True), parts, strict=True):
+                self._of_heads[kind, is_windowed] = _LayersOfHeads(kind or a.heads, part, scratch)
         self._stream: tuple[torch.Tensor, FloatArray] | None = None
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
@@ -215,9 +226,10 @@ class _CPUOperations(Operations):
         key_norm: torch.Tensor | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        a, forward_input, backend = self._backend.architecture, self._forward_input, self._backend
-        kind, mixed, place = a.layers[layer], as_array(qkv)[: self._rows], backend.places[layer]
-        own = self._of_heads[kind.heads]
+        a, backend = self._backend.architecture, self._backend
+        kind, mixed, place = a.layers[layer], as_array(qkv)[: self._rows], self._places[layer]
+        forward_input = self._windowed if kind.is_windowed else self._forward_input
+        own = self._of_heads[kind.heads, kind.is_windowed]
         keys, values, queries, out = own.keys[place], own.values[place], own.queries.array, own.attended.array
         stored = own.heads.num_kv_heads if kind.kv_layer is None else 0
         if query_norm is not None:
@@ -244,7 +256,7 @@ class _CPUOperations(Operations):
     def attend_linearly(self, layer: int, qkvz: torch.Tensor, ba: torch.Tensor, weights: DeltaWeights) -> torch.Tensor:
         assert self._linear_attention is not None
         rows = self._rows
-        attended = self._linear_attention.attend(self._backend.places[layer], weights, qkvz[:rows], ba[:rows])
+        attended = self._linear_attention.attend(self._places[layer], weights, qkvz[:rows], ba[:rows])
         return F.pad(attended, (0, 0, 0, self._padding)) if self._padding else attended
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -264,7 +276,7 @@ class _CPUOperations(Operations):
         return x.index_select(0, self._logit_rows)
 
     def _plan(self, window: int | None, kind: Heads | None, chunk: int | None, block_size: int) -> _Work:
-        a, forward_input = self._backend.architecture, self._forward_input
+        a, forward_input = self._backend.architecture, self._forward_input if window is None else self._windowed
         if chunk is not None:
             forward_input = forward_input.within_chunks(chunk, block_size)
         heads = kind or a.heads

@@ -96,16 +96,22 @@ class TorchOperations:
         cache: KVCache,
     ) -> None:
         self._architecture = architecture
-        self._places = architecture.places
+        self._places = architecture.places_of(by_window=cache.windowed is not None)
         self._linear_attention = linear_attention(architecture, forward_input, cache, device)
-        caches = dict(zip((None, architecture.other_heads), cache.by_heads, strict=False))
-        inputs = {
-            chunk: forward_input if chunk is None else forward_input.within_chunks(chunk, cache.block_size)
-            for chunk in {layer.chunk for layer in architecture.layers}
+        windowed, window_cache = cache.of_windows(forward_input, forward_input.windowed)
+        places = {False: (forward_input, cache), True: (windowed, window_cache)}
+        inputs: dict[tuple[int | None, bool], ForwardInput] = {}
+        for chunk, is_windowed in {(layer.chunk, layer.is_windowed) for layer in architecture.layers}:
+            found = places[is_windowed][0]
+            inputs[chunk, is_windowed] = found if chunk is None else found.within_chunks(chunk, cache.block_size)
+        caches = {
+            (heads, is_windowed): part
+            for is_windowed, (_, whole) in places.items()
+            for heads, part in zip((None, architecture.other_heads), whole.by_heads, strict=False)
         }
         self._attention = {
-            (heads, chunk): TorchPagedAttention(inputs[chunk], caches[heads], device)
-            for heads, chunk in {(layer.heads, layer.chunk) for layer in architecture.layers}
+            kind: TorchPagedAttention(inputs[kind[1:]], caches[kind[0], kind[2]], device)
+            for kind in {(layer.heads, layer.chunk, layer.is_windowed) for layer in architecture.layers}
         }
         self._token_ids = torch.from_numpy(forward_input.token_ids).to(device)
         self._logit_rows = torch.from_numpy(forward_input.logit_rows).to(device)
@@ -149,7 +155,7 @@ class TorchOperations:
         """Normalise and rotate queries and keys, store keys and values, and attend."""
         a, kind = self._architecture, self._architecture.layers[layer]
         heads = qkv.view(len(qkv), -1, a.heads_of(layer).head_dim)
-        attention = self._attention[kind.heads, kind.chunk]
+        attention = self._attention[kind.heads, kind.chunk, kind.is_windowed]
         queries, keys_and_values = torch.split(heads, [a.num_heads, heads.shape[1] - a.num_heads], 1)
         if query_norm is not None:
             queries = self._norm_of(queries, query_norm)

@@ -25,7 +25,13 @@ class MessageKind(IntEnum):
 
 
 _ARRAYS = tuple(field.name for field in fields(StepInput) if field.name not in ("new_rows", "num_decodes"))
-_SHAPES = {"swap_out": (-1, 2), "swap_in": (-1, 2), "table_updates": (3, -1), "state_saves": (-1, 3)}
+_SHAPES = {
+    "swap_out": (-1, 2),
+    "swap_in": (-1, 2),
+    "table_updates": (3, -1),
+    "window_updates": (3, -1),
+    "state_saves": (-1, 3),
+}
 _HEADER = 2 + len(_ARRAYS)  # kind, number of decodes, and the size of each array
 
 

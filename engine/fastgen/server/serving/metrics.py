@@ -67,7 +67,7 @@ class Metrics:
         self._has_vllm_names = compat == "vllm"
         self._model_name = model_name
         self._labels = {"model_name": model_name}
-        self._capacity_blocks = 0
+        self._capacity_blocks = self._window_blocks = 0
         self._latest: StepReport | None = None
         self._define_engine_state()
         self._define_steps()
@@ -178,7 +178,7 @@ class Metrics:
 
     def describe(self, info: EngineInfo, version: str) -> None:
         """Set the metrics that are constant once the engine is ready."""
-        self._capacity_blocks = info.num_blocks
+        self._capacity_blocks, self._window_blocks = info.num_blocks, info.num_window_blocks
         self._kv_capacity.set(info.num_blocks * info.block_size)
         self._token_budget.set(info.token_budget)
         self._cache_config.info({"block_size": str(info.block_size), "num_blocks": str(info.num_blocks)})
@@ -214,7 +214,8 @@ class Metrics:
         stats = report.scheduler
         for field, gauge in self._scheduler.items():
             gauge.set(getattr(stats, field))
-        self._kv_usage.set(stats.kv_blocks_used / self._capacity_blocks if self._capacity_blocks else 0.0)
+        usages = (stats.kv_blocks_used, self._capacity_blocks), (stats.window_blocks_used, self._window_blocks)
+        self._kv_usage.set(max(used / have if have else 0.0 for used, have in usages))
         for gauge, coefficient in zip(self._step_model, report.step_model, strict=True):
             gauge.set(coefficient)
 

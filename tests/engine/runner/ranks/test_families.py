@@ -34,8 +34,10 @@ def outcome(runner: Any, shortest: int = 1) -> Outcome:
 def test_tokens_of_two_and_four_ranks_equal_those_of_one(root: Path, name: str) -> None:
     folder, tiny = saved(name, root), TINY[name]
     settings = {**SETTINGS, "max_model_length": tiny.max_model_length}
-    alone = outcome(load(folder, **settings), tiny.shortest)
+    one = load(folder, **settings)
+    alone = outcome(one, tiny.shortest)
     for size in (2, 4):
         with ranked(folder, size, dtype="float32", **settings) as (runner, _):
             assert outcome(runner, tiny.shortest) == alone, f"{size} ranks"
+            assert (runner.window_group is None) == (one.window_group is None)
     assert alone.cached[-1] > 0

@@ -74,6 +74,7 @@ def random_step(rng: np.random.Generator) -> StepInput:
         "swap_out": lambda n: (n, 2),
         "swap_in": lambda n: (n, 2),
         "table_updates": lambda n: (3, n),
+        "window_updates": lambda n: (3, n),
         "state_saves": lambda n: (n, 3),
     }
     names = [field.name for field in fields(StepInput) if field.name not in ("new_rows", "num_decodes")]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from fastgen_operator.objects.container import HTTP_PORT
 from harness.fluid import BUDGET, GENERATED, PROMPT, STEP
@@ -16,6 +17,11 @@ Fault = Literal["none", "hangs", "nan", "huge", "other model"]
 # Above any deadline of the operator.
 _HANG_SECONDS = 30.0
 _TOKENS = 50
+# What engines say about their model.
+MODEL = {
+    **{"family": "llama", "format": "GGUF Q4_1", "parameters": 134_515_008, "bytes": 98_765_432},
+    "max_model_len": 2048,
+}
 
 
 @dataclass
@@ -31,7 +37,8 @@ class FakeEngine:
         error_share: share of them that fail with a server error.
         first_token_seconds, gap_seconds: mean times of them.
         fault: what is wrong with its responses.
-        scrapes: number of requests so far.
+        described: what it says about its model.
+        scrapes: number of requests for metrics so far.
     """
 
     address: str
@@ -44,6 +51,7 @@ class FakeEngine:
     first_token_seconds: float = 0.1
     gap_seconds: float = 0.02
     fault: Fault = "none"
+    described: dict[str, Any] = field(default_factory=lambda: dict(MODEL))
     scrapes: int = 0
     _computed: float = 0.0
     _finished: float = 0.0
@@ -65,7 +73,9 @@ class FakeEngine:
         if self._server is not None:
             self._server.close()
 
-    def _answer(self, _: str) -> tuple[int, bytes]:
+    def _answer(self, path: str) -> tuple[int, bytes]:
+        if path.startswith("/ready"):
+            return 200, json.dumps({"status": "ready", "model": self.described}).encode()
         self.scrapes += 1
         if self.fault == "hangs":
             self._closing.wait(_HANG_SECONDS)

@@ -15,6 +15,7 @@ from fastgen.link.messages import EngineInfo
 from fastgen.model.determinism import check_deterministic
 from fastgen.model.processor import arithmetic
 from fastgen.model.source import ModelSource
+from fastgen.model.stored_weights import StoredWeights
 from fastgen.model.weight_storage import with_storage
 from fastgen.runner import loader
 from fastgen.runner.memory_check import check_host_memory
@@ -80,7 +81,7 @@ def build_engine(
         load_tokenizer, runner.vocab_size, runner.eos_token_ids, num_threads=environment.usable_cpus()
     )
     engine = Engine(runner, config, grammars=grammars, step_model=StepModel.of(step_times))
-    quantization = with_storage(config, source).quantization
+    quantization, stored = with_storage(config, source).quantization, StoredWeights.of(source)
     info = EngineInfo(
         architecture=runner.architecture.name,
         device=runner.device,
@@ -90,6 +91,8 @@ def build_engine(
         tensor_parallel=config.tensor_parallel,
         deterministic=config.deterministic,
         arithmetic=_arithmetic(source, config, runner.dtype, quantization),
+        weight_format=stored.format,
+        weight_bytes=stored.num_bytes,
         vocabulary_size=runner.vocab_size,
         hidden_size=runner.architecture.hidden_size,
         num_parameters=runner.num_parameters,

@@ -55,6 +55,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         deterministic: whether a request's logits are the same, bit for bit, whatever else the engine computes.
+        weight_format, weight_bytes: of the model's files, as in `StoredWeights`.
         arithmetic: what else decides the last bits: instruction sets, width of vectors and product, or the GPU.
         num_blocks: KV blocks, of all layers or of those that keep all tokens.
         num_window_blocks: blocks of layers with a sliding window; 0 if they have none of their own.
@@ -68,6 +69,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     deterministic: bool = False
     arithmetic: str = ""
+    weight_format: str = ""
+    weight_bytes: int = 0
     vocabulary_size: int
     hidden_size: int
     num_parameters: int

@@ -13,7 +13,7 @@ from fastgen.server.openai.pooling.rerank import Ranking, Scores
 from fastgen.server.openai.response_bodies import ChatCompletion, Completion, ModelCard, ModelList
 from fastgen.server.openai.responses.objects import ResponseBody
 from fastgen.server.openai.tokenization import DetokenizeResponse, TokenizeResponse
-from fastgen.server.probes import Load, Status, Version
+from fastgen.server.probes import Load, Readiness, Status, Version
 
 _REF = "#/components/schemas/{name}"
 _RESPONSES: dict[str, type] = {
@@ -28,7 +28,7 @@ _RESPONSES: dict[str, type] = {
     "/tokenize": TokenizeResponse,
     "/detokenize": DetokenizeResponse,
     "/health": Status,
-    "/ready": Status,
+    "/ready": Readiness,
     "/version": Version,
     "/load": Load,
 }

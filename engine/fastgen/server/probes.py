@@ -20,6 +20,27 @@ class Status(msgspec.Struct, frozen=True):
     status: str
 
 
+class LoadedModel(msgspec.Struct, frozen=True):
+    """The model of a server that is ready.
+
+    `format` and `bytes` are those of its files, empty and 0 if unknown; `max_model_len` is the longest prompt plus
+    generation, in tokens.
+    """
+
+    family: str
+    format: str
+    parameters: int
+    bytes: int
+    max_model_len: int
+
+
+class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the server is ready: the model that it serves, or the reason why it is not."""
+
+    status: str
+    model: LoadedModel | None = None
+
+
 class Load(msgspec.Struct, frozen=True):
     """Open requests of the server, in vLLM's format."""
 
@@ -46,11 +67,15 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Return 200 while requests are accepted, otherwise 503.
 
-    The body gives the reason for 503, such as `loading weights 40 %`.
+    The body gives the reason for 503, such as `loading weights 40 %`, and otherwise describes the model.
     """
     service: Service = request.app.state.service
     reason = service.lifecycle.why_not_ready()
-    return json_response(Status("ready")) if reason is None else json_response(Status(reason), 503)
+    if reason is not None:
+        return json_response(Readiness(reason), 503)
+    info = service.lifecycle.model().engine.info
+    parts = (info.architecture, info.weight_format, info.num_parameters, info.weight_bytes, info.max_model_length)
+    return json_response(Readiness("ready", LoadedModel(*parts)))
 
 
 @router.get("/load")

@@ -39,6 +39,21 @@ class PodSupplyStatus(ApiModel):
     """Human-readable details about the state."""
 
 
+class ModelStatus(ApiModel):
+    """The served model, as its engines describe it. A field that they do not know is unset."""
+
+    family: str | None = Field(default=None, max_length=64)
+    """Architecture of the model, for example qwen3_5_text."""
+    format: str | None = Field(default=None, max_length=64)
+    """Format of its files, for example GGUF Q4_1, safetensors BF16 or safetensors MXFP4."""
+    parameters: int | None = Field(default=None, ge=0)
+    """Number of weights."""
+    bytes: int | None = Field(default=None, ge=0)
+    """Size of the files with the weights. An engine may need more or less memory for them."""
+    max_model_length: int | None = Field(default=None, ge=0)
+    """Longest prompt plus generation that a replica serves, in tokens."""
+
+
 class SupplyStatus(ApiModel):
     """Which pods serve, and which do not. The autoscaler counts ready and starting pods as supply, no others."""
 
@@ -200,6 +215,8 @@ class Status(ApiModel):
     cached_model: str | None = Field(default=None, max_length=128)
     """The model downloaded to the volume of spec.cache last: the uid of the PersistentVolumeClaim and the folder in the
     volume. Set only if spec.cache.preload is true."""
+    model: ModelStatus | None = None
+    """The served model, as a ready pod of the newest revision described it. Unset until there was one."""
     supply: SupplyStatus | None = None
     """Which pods serve, and which do not."""
     capacity: Capacity | None = None

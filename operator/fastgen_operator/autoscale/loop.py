@@ -1,4 +1,4 @@
-"""The autoscaler's loop: scrape fleets, decide, read loading stages, queue resources with an outdated status."""
+"""The autoscaler's loop: scrape fleets, decide, ask engines what they do, queue resources with an outdated status."""
 
 from __future__ import annotations
 
@@ -114,13 +114,33 @@ class Autoscaler:
             self._begin(lambda subject: subject.scales_to_zero and not subject.replicas, held)
 
     def _begin_reading(self) -> list[asyncio.Task[None]]:
-        """Begin to read the stages of loading engines, one of each fleet, except those whose last read is running."""
+        """Begin to ask one engine of each fleet what it serves, or what it does while it loads.
+
+        Fleets whose last read is running, and those of which both is known, are left out.
+        """
         begun = []
         for key, subject in self.watchlist.subjects():
-            if (pod := subject.loading) is not None and pod.address and key not in self._reading:
-                self._reading[key] = asyncio.create_task(self._read_stage(key, pod, pod.address))
-                begun.append(self._reading[key])
+            if key in self._reading:
+                continue
+            known = self.watchlist.served_model(key, subject.uid)
+            if (pod := subject.described) is not None and (known is None or known.revision != pod.revision):
+                read = self._read_model(key, subject, pod)
+            elif (pod := subject.loading) is not None and pod.address:
+                read = self._read_stage(key, pod, pod.address)
+            else:
+                continue
+            self._reading[key] = asyncio.create_task(read)
+            begun.append(self._reading[key])
         return begun
+
+    async def _read_model(self, key: Key, subject: Subject, pod: Pod) -> None:
+        """Read what a ready engine serves, and request a new status; without an answer, it is asked again."""
+        try:
+            if pod.address and (model := await self.scraper.read_model(pod.address, pod.revision)) is not None:
+                self.watchlist.set_served_model(key, subject, model)
+                self.wake(key)
+        finally:
+            del self._reading[key]
 
     async def _read_stage(self, key: Key, pod: Pod, address: str) -> None:
         """Read what the engine of a loading pod does; request a new status when that changes.

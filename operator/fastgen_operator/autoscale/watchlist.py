@@ -27,6 +27,7 @@ from fastgen_operator.autoscale.rules.rate_limits import NO_LIMITS, RateLimits
 from fastgen_operator.autoscale.rules.recommend import State, measure
 from fastgen_operator.autoscale.rules.schedules import Floor
 from fastgen_operator.autoscale.sample import Fleet, Sample, Traffic
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.supply import LoadingStage, PodState, PodSupply, StartTimes, supply_of
 from fastgen_operator.canary.outcomes import Evidence, Outcomes
 from fastgen_operator.kinds import Key
@@ -71,6 +72,7 @@ class Subject:
         starts: observed starts of the pods.
         startup_deadline: seconds in which a container must become ready.
         loading: the pod whose loading stage the conditions show; None if no engine loads.
+        described: a ready pod of the newest template, which can say what it serves; None if there is none.
         trial: the new revision that is tried; None if none is.
         stored: `status.autoscaling.learning`, from which a new leader continues; None if there is none.
     """
@@ -90,6 +92,7 @@ class Subject:
     starts: StartTimes = field(default_factory=StartTimes)
     startup_deadline: float = 1800.0
     loading: Pod | None = None
+    described: Pod | None = None
     trial: TrialPods | None = None
     stored: Mapping[str, Any] | None = None
 
@@ -307,6 +310,7 @@ class Watchlist:
         self._subjects: dict[Key, Subject] = {}
         self._records: dict[Key, Record] = {}
         self._stages: dict[Key, LoadingStage] = {}
+        self._models: dict[Key, tuple[str, ServedModel]] = {}
         self._evidence: dict[Key, tuple[str, Evidence]] = {}
 
     def register(self, key: Key, subject: Subject) -> None:
@@ -321,6 +325,7 @@ class Watchlist:
         self._subjects.pop(key, None)
         self._records.pop(key, None)
         self._stages.pop(key, None)
+        self._models.pop(key, None)
         self._evidence.pop(key, None)
 
     def subjects(self) -> list[tuple[Key, Subject]]:
@@ -341,6 +346,17 @@ class Watchlist:
             return False
         self._stages[key] = stage
         return True
+
+    def served_model(self, key: Key, uid: str) -> ServedModel | None:
+        """Return what an engine of the resource with that uid said it serves; None if none was asked."""
+        of, found = self._models.get(key, ("", None))
+        return found if of == uid else None
+
+    def set_served_model(self, key: Key, subject: Subject, model: ServedModel) -> None:
+        """Record what an engine of a fleet that is still registered says it serves."""
+        registered = self._subjects.get(key)
+        if registered is not None and registered.uid == subject.uid:
+            self._models[key] = subject.uid, model
 
     def evidence(self, key: Key, uid: str) -> Evidence | None:
         """Return what was measured of the canary of the resource with that uid; None if nothing was."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
 from fastgen_operator.autoscale.measure.capacity import ReplicaSpeeds
 from fastgen_operator.autoscale.rehearsal.learning import Learning
 from fastgen_operator.autoscale.rules.schedules import Timetable, timetable
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.supply import LoadingStage, PodSupply, StartTimes, supply_of
 from fastgen_operator.canary.canary import Canary
 from fastgen_operator.canary.outcomes import Evidence
@@ -40,6 +42,7 @@ class Situation:
         in_flight_tokens: tokens of running and waiting requests by pod; empty while unknown.
         known_starts: starts of pods that were observed before.
         loading_stage: what the engine of a pod does while it loads; None while unknown.
+        served_model: what a ready engine said that it serves; None if none was asked yet.
         nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
         has_gateway: whether the operator can ask a gateway which deployments have requests.
         evidence: what was measured of a canary; None while nothing was.
@@ -56,6 +59,7 @@ class Situation:
     in_flight_tokens: Mapping[str, float] = field(default_factory=dict)
     known_starts: StartTimes = field(default_factory=StartTimes)
     loading_stage: LoadingStage | None = None
+    served_model: ServedModel | None = None
     nodes: tuple[Object, ...] | None = None
     has_gateway: bool = False
     evidence: Evidence | None = None
@@ -121,6 +125,14 @@ class Situation:
             return ""
         stage = self.loading_stage
         return state_of(pod, self.failures, stage.text if stage is not None and stage.is_of(pod) else "")
+
+    @cached_property
+    def model_status(self) -> dict[str, Any] | None:
+        """`status.model`: what was said last, also before a restart of the operator; None if nothing was."""
+        if self.served_model is not None:
+            return self.served_model.said
+        old: dict[str, Any] | None = self.observed.resource.get("status", {}).get("model")
+        return old
 
     @cached_property
     def pods_without_room(self) -> int:

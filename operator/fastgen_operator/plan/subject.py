@@ -45,6 +45,7 @@ def subject_of(situation: Situation, scrape_seconds: float) -> Subject:
         revision=observed.template or "",
         starts=situation.starts,
         loading=pod if (pod := situation.unready_pod) is not None and pod.is_loading else None,
+        described=next((pod for pod in observed.current_pods if pod.is_ready), None),
         startup_deadline=float(spec.startup_deadline_seconds),
         trial=None if canary is None or not is_tried else _trial_of(canary, situation),
         stored=observed.resource.get("status", {}).get("autoscaling", {}).get("learning"),

@@ -71,6 +71,7 @@ class Overview:
     Attributes:
         ready, reason: status and reason of the condition Ready; Unknown and NoStatus without it.
         is_current: whether the status was computed from the present spec.
+        served: `status.model`.
         replicas: desired, present, ready and updated replicas, from the status, and the bounds of the autoscaler.
     """
 
@@ -80,6 +81,7 @@ class Overview:
     reason: str
     is_current: bool
     model: str
+    served: dict[str, Any]
     url: str
     created: str
     replicas: dict[str, Any]
@@ -116,6 +118,7 @@ def overview_of(resource: Object, pods: list[Pod], now: datetime) -> Overview:
         reason=ready.get("reason", "NoStatus"),
         is_current=is_current,
         model=spec["model"]["source"],
+        served=status.get("model", {}),
         url=status.get("url", ""),
         created=metadata["creationTimestamp"],
         replicas={

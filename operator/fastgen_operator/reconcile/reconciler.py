@@ -216,8 +216,9 @@ class Reconciler:
         return problem
 
     def _inputs(self, observed: Observed, platform: Platform) -> Inputs:
-        record = self.watchlist.lookup(observed.key, observed.resource["metadata"]["uid"])
-        return inputs_of(observed, platform, record)
+        uid = observed.resource["metadata"]["uid"]
+        known = self.watchlist.lookup(observed.key, uid), self.watchlist.served_model(observed.key, uid)
+        return inputs_of(observed, platform, *known)
 
     def _report_failure(self, key: Key, memory: _Memory, error: Exception) -> None:
         """Write the status of a resource whose reconciles keep failing, so that it does not stay at an old success."""
@@ -263,6 +264,7 @@ class Reconciler:
             *(observed, spec, now, failures),
             known_starts=starts,
             loading_stage=stage,
+            served_model=self.watchlist.served_model(observed.key, uid),
             has_gateway=has_gateway,
             evidence=self.watchlist.evidence(observed.key, uid),
         )

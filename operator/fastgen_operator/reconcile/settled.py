@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from operator import is_
 from typing import Any, Final
 
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.watchlist import Record
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import Key, Object
@@ -23,15 +24,15 @@ class Inputs:
     Attributes:
         objects: from the informer cache, which replaces an object when it changes: they are compared by identity.
         name_holder: the resource that has the model's name at the gateway.
-        measured: what the status shows of the autoscaler's measurements and decision. Of the capacity, only whether it
-            is known: a new estimate alone need not reach the status at once. Of the demand, only whether the status is
-            outdated, as after a restart of the operator.
+        measured: what the status shows of the served model, and of the autoscaler's measurements and decision. Of the
+            capacity, only whether it is known: a new estimate alone need not reach the status at once. Of the demand,
+            only whether the status is outdated, as after a restart of the operator.
     """
 
     platform: Platform
     objects: tuple[Any, ...]
     name_holder: Key | None
-    measured: tuple[Any, ...] | None
+    measured: tuple[Any, ...]
 
     def are(self, other: Inputs) -> bool:
         """Return whether a reconcile would read the same."""
@@ -43,11 +44,13 @@ class Inputs:
         )
 
 
-def inputs_of(observed: Observed, platform: Platform, record: Record | None) -> Inputs:
+def inputs_of(
+    observed: Observed, platform: Platform, record: Record | None, model: ServedModel | None = None
+) -> Inputs:
     """Return the inputs of a reconcile, as observed in the cache and by the autoscaler's loop."""
     pods = (*observed.pods, *observed.fetch_pods, *observed.canary_pods)
     objects = (observed.resource, *observed.children.values(), *observed.replica_sets, *pods)
-    measured = None if record is None else _measured(record, observed.resource)
+    measured = (model, *(() if record is None else _measured(record, observed.resource)))
     return Inputs(platform, objects, observed.name_holder, measured)
 
 

@@ -42,6 +42,7 @@ def build_status(situation: Situation, problem: Problem | None, rewritten: Seque
     time = _written(situation.now)
     parts = {
         "cachedModel": situation.cached_model,
+        "model": situation.model_status,
         "supply": supply_status(situation.supply),
         "lastReplacement": last_replacement(situation),
         "canary": _canary_status(situation.canary),
@@ -59,7 +60,7 @@ def unread_status(observed: Observed, problem: Problem, now: datetime) -> dict[s
     It keeps the parts that were computed last.
     """
     old = observed.resource.get("status", {})
-    names = ("cachedModel", "supply", "lastReplacement", "canary", "autoscaling", "capacity", "stragglers")
+    names = ("cachedModel", "model", "supply", "lastReplacement", "canary", "autoscaling", "capacity", "stragglers")
     desired = 0 if observed.deployment is None else observed.deployment.replicas or 0
     parts = {name: old.get(name) for name in names}
     return _status(observed, desired, parts, unread_conditions(problem), _written(now))

@@ -16,6 +16,7 @@ import pytest
 from engine.server.malformed import CHAT, COMPLETIONS, INVALID, JSON, RAW, is_rejected
 from engine.server.openai_types import check_chat, check_completion
 from engine.server.serving import REAL, Serving, serving
+from support.demo_weights import demo_model
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,16 @@ def small(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def libraries(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_ready_describes_the_model(real: Serving) -> None:
+    ready = real.get("/ready").json()
+    described = ready.pop("model")
+    assert ready == {"status": "ready"}
+    size = Path(str(demo_model())).stat().st_size
+    assert {"family": "llama", "format": "GGUF Q4_1", "bytes": size}.items() <= described.items()
+    assert 1.3e8 < described["parameters"] < 1.4e8
+    assert described["max_model_len"] == real.get("/v1/models").json()["data"][0]["max_model_len"]
 
 
 def test_chat_uses_the_chat_template(real: Serving) -> None:

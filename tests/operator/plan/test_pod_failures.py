@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from fastgen.kv_cache.memory import AvailableMemory
+from fastgen.kv_cache.sizing import MemoryNeed
+from fastgen.runner.memory_check import check_need
+from fastgen.settings import ConfigError
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.pod_failures import Failure, failure_of, state_of
@@ -19,6 +23,14 @@ LOADED = "2026-01-01T00:30:16Z"  # 1800 s of start deadline, then the 15 s of pr
 def ended(code: int, message: str = "", *, reason: str = "Error", finished: str = "2026-01-01T00:00:10Z") -> Object:
     words = {"exitCode": code, "reason": reason, "message": message, "startedAt": START, "finishedAt": finished}
     return {"terminated": words}
+
+
+def too_large() -> ConfigError:
+    """Return what the engine says before it ends."""
+    gib = 1 << 30
+    with pytest.raises(ConfigError) as refused:
+        check_need(MemoryNeed(weights=40 * gib, step=0, cache=gib), AvailableMemory(24 * gib, limited=True), "cuda")
+    return refused.value
 
 
 def waiting(reason: str, message: str = "") -> Object:
@@ -70,6 +82,12 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         pod(**container(state=ended(2))),
         "BadConfiguration",
         "exit code 2",
+    ),
+    (
+        "a model that needs more memory than the GPU has, before it is loaded again",
+        pod(**container(state=ended(2, f"fastgen serve: error: {too_large()}"))),
+        "BadConfiguration",
+        "needs 41.0 GiB of memory (weights 40.0, a step 0.0, KV cache and swap space 1.0), the GPU has 24.0 left",
     ),
     (
         "an error of the GPU, once",

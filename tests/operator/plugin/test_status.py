@@ -60,6 +60,7 @@ def chat(**status: Any) -> Object:
         },
         "capacity": {"tokensPerSecond": 7000, "tokenBudget": 512, "source": "StepModel"},
         "stragglers": ["b", "d"],
+        "model": {"family": "gpt_oss", "parameters": 20914757184, "bytes": 13761300984, "maxModelLength": 131072},
         "autoscaling": {
             "desiredReplicas": 3,
             "message": "3 replicas: 10,000 tokens/s arrive; rounded up",
@@ -121,6 +122,7 @@ def test_the_screen_has_the_pods_with_states_the_load_the_decisions_and_the_reme
     for words in (
         *("space/chat   not ready: InsufficientGPU", "2 ready of 3 desired", "chooses from 1 to 4"),
         *("2 ready, 1 unschedulable, 1 failing", "10,500 tokens/s arrive, a replica computes 7,000", "75% of the 2"),
+        "Serves:    gpt_oss, 20,915 M parameters, 12.8 GiB, up to 131,072 tokens",
         *("24h ago     1 -> 3   DemandGrew", "uses 150 %", "-> Wait for a terminating pod. Otherwise free or add"),
     ):
         assert words in text

@@ -13,6 +13,7 @@ import pytest
 
 from fastgen_operator.autoscale.decision import Decision, Sizing
 from fastgen_operator.autoscale.measure.capacity import MeasuredCapacity, ReplicaSpeeds, Straggler
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.supply import LoadingStage
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children.platform import Platform
@@ -185,6 +186,10 @@ def measure(world: World, tokens: float | None, *stragglers: Straggler) -> None:
     record.state = replace(record.state, speeds=speeds)
 
 
+def serve_model(world: World, said: dict[str, Any]) -> None:
+    world.watchlist.set_served_model(KEY, dict(world.watchlist.subjects())[KEY], ServedModel("new", said))
+
+
 CHANGES: dict[str, Callable[[World], object]] = {
     "the resource": lambda world: world.edit(FASTGEN, "chat", labels={"a": "b"}),
     "a child": lambda world: world.edit(SERVICE, "chat", annotations={}),
@@ -199,6 +204,7 @@ CHANGES: dict[str, Callable[[World], object]] = {
     "the state of a pod": lambda world: setattr(record_of(world), "states", (("chat-new-x", "Lost"),)),
     "a capacity that was unknown": lambda world: measure(world, 100.0),
     "a straggler": lambda world: measure(world, None, Straggler("chat-new-x", 0.3)),
+    "what an engine serves": lambda world: serve_model(world, {"family": "llama"}),
     "time": lambda world: setattr(world, "now", world.now + TRUST),
     "a clock that was set back": lambda world: setattr(world, "now", world.now - timedelta(days=1)),
 }

@@ -74,7 +74,7 @@ class TensorFiles:
 def _open_files(directory: Path) -> dict[str, Any]:
     """Return the open safetensors file of each tensor, by the tensor's name."""
     holder: dict[str, Any] = {}
-    for path in _safetensors_files(directory):
+    for path in safetensors_files(directory):
         try:
             file: Any = safetensors.safe_open(path, "pt")
         except Exception as error:  # safetensors.SafetensorError, OSError and others
@@ -86,8 +86,13 @@ def _open_files(directory: Path) -> dict[str, Any]:
     return holder
 
 
-def _safetensors_files(directory: Path) -> list[Path]:
-    """Return the checkpoint's files: model.safetensors, or those of the index if that file does not exist."""
+def safetensors_files(directory: Path) -> list[Path]:
+    """Return the checkpoint's files: model.safetensors, or those of the index if that file does not exist.
+
+    Raises:
+        ConfigError: if the index cannot be read.
+        ModelError: naming the faulty or missing file.
+    """
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     files = _indexed_files(index) if index.is_file() and not single.is_file() else [single]
     for path in files:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields, shown
@@ -29,6 +29,8 @@ class Float8:
         quantises_activations: whether the products were meant for activations in float8.
     """
 
+    title: ClassVar[str] = "FP8"
+
     block: tuple[int, int] | None
     quantises_activations: bool
 
@@ -47,10 +49,17 @@ class Integers:
     symmetric: bool
     group_size: int | None
 
+    @property
+    def title(self) -> str:
+        """The format's name."""
+        return f"INT{self.bits}"
+
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
     """4-bit integers with zero points in the order of AutoAWQ's GEMM kernel; `group_size` as in `Integers`."""
+
+    title: ClassVar[str] = "AWQ"
 
     group_size: int | None
 
@@ -67,10 +76,17 @@ class GPTQ:
     bits: int | None
     zero_offset: int
 
+    @property
+    def title(self) -> str:
+        """The format's name."""
+        return "GPTQ" if self.bits is None else f"GPTQ INT{self.bits}"
+
 
 @dataclass(frozen=True, slots=True)
 class MXFP4:
     """Experts in float4 (e2m1), with one power of two as the scale of every 32 columns."""
+
+    title: ClassVar[str] = "MXFP4"
 
 
 Format = Float8 | Integers | AWQ | GPTQ | MXFP4

@@ -21,6 +21,7 @@ from yarl import URL
 
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, parse_sample
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.objects.container import HTTP_PORT
 
 # A response has 3 KiB, or 30 KiB if the engine ignores the query.
@@ -141,6 +142,18 @@ class Scraper(AbstractAsyncContextManager["Scraper"]):
             except Exception:
                 # The engine does not listen yet, or the pod runs something else.
                 return ""
+
+    async def read_model(self, address: str, revision: str, port: int = HTTP_PORT) -> ServedModel | None:
+        """Return what the ready engine at an address, of a revision, says about its model; None without an answer.
+
+        The request is not urgent either.
+        """
+        async with self._places_of_slow, self._places:
+            try:
+                body = await self.read(address, port, "ready", _STAGE_BYTES, {"Connection": "close"})
+            except Exception:
+                return None
+            return ServedModel.parse(revision, body)
 
     def _keeps(self, name: str, size: int) -> bool:
         """Record the size of a fleet; return whether all fleets together have at most `keep` replicas."""

@@ -98,7 +98,12 @@ def one_screen(found: Overview, screen: Screen, now: datetime, gateway: Sequence
     state = {"True": "ready", "False": "not ready"}.get(found.ready, "not known whether ready")
     title = screen.paint(f"{found.namespace}/{found.name}", "bold")
     lines = [f"{title}   {screen.paint(state, coloured(found.ready).colour)}: {found.reason}", ""]
-    facts = [("Model", found.model), ("URL", found.url or "-"), ("Age", age_of(found.created, now))]
+    facts = [
+        ("Model", found.model),
+        *([("Serves", _served(found.served))] if found.served else []),
+        ("URL", found.url or "-"),
+        ("Age", age_of(found.created, now)),
+    ]
     facts += [("Replicas", _replicas(found)), ("Supply", _supply(found)), ("Load", _load(found.load))]
     lines += [f"{name + ':':<11}{value}" for name, value in facts]
     lines += wrapped(found.autoscaling.get("message", ""), 11, "Scaling:")
@@ -120,6 +125,20 @@ def one_screen(found: Overview, screen: Screen, now: datetime, gateway: Sequence
             lines.append(f"  {screen.paint(problem.reason, 'yellow')} ({problem.type})")
             lines += wrapped(problem.message, 4) + wrapped(f"-> {problem.remedy}", 4)
     return lines
+
+
+def _served(model: dict[str, Any]) -> str:
+    """Describe the model, for example `llama, 135 M parameters, GGUF Q4_1, 0.1 GiB, up to 2,048 tokens`."""
+    words = [model["family"]] if "family" in model else []
+    if "parameters" in model:
+        words.append(f"{model['parameters'] / 1e6:,.0f} M parameters")
+    if "format" in model:
+        words.append(model["format"])
+    if "bytes" in model:
+        words.append(f"{model['bytes'] / 2**30:,.1f} GiB")
+    if "maxModelLength" in model:
+        words.append(f"up to {model['maxModelLength']:,} tokens")
+    return ", ".join(words)
 
 
 def _replicas(found: Overview) -> str:

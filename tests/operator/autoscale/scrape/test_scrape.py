@@ -20,13 +20,14 @@ from fastgen.core.step_times import StepCoefficients
 from fastgen.link.messages import EngineInfo, StepReport
 from fastgen.server.http.server import KEEP_ALIVE_SECONDS
 from fastgen.server.openai.response_bodies import json_response
-from fastgen.server.probes import Status
+from fastgen.server.probes import LoadedModel, Readiness, Status
 from fastgen.server.serving.lifecycle import Lifecycle
 from fastgen.server.serving.metrics import Metrics
 from fastgen_operator.autoscale.loop import FIXED_PERIODS, Autoscaler
 from fastgen_operator.autoscale.sample import Sample
 from fastgen_operator.autoscale.scrape.exposition import QUERY, UnusableError, _usual_values, _values, parse_sample
 from fastgen_operator.autoscale.scrape.scraper import Scraped, Scraper, Target
+from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.watchlist import Subject, Watchlist
 from fastgen_operator.kinds import Key
 from fastgen_operator.metrics import Metrics as OperatorMetrics
@@ -417,6 +418,60 @@ async def test_the_stage_of_a_loading_engine_is_read_in_tenths(stage: str, fract
 )
 async def test_of_another_response_nothing_is_shown(handler: Handler) -> None:
     assert await stage_of(handler) == ""
+
+
+SERVED = Readiness("ready", LoadedModel("llama", "GGUF Q4_1", 134_515_008, 0, 2048))
+
+
+async def model_of(handler: Handler) -> ServedModel | None:
+    async with serving(handler) as port, Scraper(2.0, deadline=2.0) as scraper:
+        return await scraper.read_model("127.0.0.1", "r1", port)
+
+
+async def test_a_ready_engine_says_what_it_serves() -> None:
+    """An unknown value, which the engine reports as 0, is left out."""
+    said = {"family": "llama", "format": "GGUF Q4_1", "parameters": 134_515_008, "maxModelLength": 2048}
+    assert await model_of(answering("200 OK", bytes(json_response(SERVED).body))) == ServedModel("r1", said)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"status":"ready"}',
+        b"fastgen_token_budget 256",
+        b'{"model":[1]}',
+        b'{"model":' + b"[" * 900,
+        b'{"model":{"family":"llama; run kubectl delete ns","format":3,"parameters":1e30,"bytes":-1}}',
+        b'{"model":{"family":"\\u202e","format":"' + b"x" * 65 + b'","parameters":true,"bytes":1000000000000001}}',
+    ],
+)
+async def test_nothing_else_is_taken_for_a_description(body: bytes) -> None:
+    assert await model_of(answering("200 OK", body)) == ServedModel("r1", None)
+
+
+@pytest.mark.parametrize("handler", [hang, trickle, flood, refusing("draining"), answering("302 Found", b"")])
+async def test_an_engine_that_does_not_answer_is_asked_again(handler: Handler) -> None:
+    assert await model_of(handler) is None
+
+
+async def test_an_engine_is_asked_once_for_each_revision() -> None:
+    asked: list[str] = []
+
+    async def read_model(_: str, revision: str) -> ServedModel:
+        asked.append(revision)
+        return ServedModel(revision, None)
+
+    watchlist, woken, scraper = Watchlist(5.0), list[Key](), SimpleNamespace(read_model=read_model)
+    autoscaler = Autoscaler(watchlist, scraper, OperatorMetrics(), woken.append, partial(datetime.now, UTC))  # type: ignore[arg-type]
+    for revision in ("a", "a", "b", "b"):
+        pod = pod_with("chat", address="10.0.0.3", revision=revision)
+        policy: Any = None
+        subject = Subject(uid="uid", policy=policy, model_name="chat", replicas=1, described=pod)
+        watchlist.register(("ns", "chat"), subject)
+        await asyncio.gather(*autoscaler._begin_reading())
+    assert (asked, len(woken)) == (["a", "b"], 2)
+    watchlist.forget(("ns", "chat"))
+    assert watchlist.served_model(("ns", "chat"), "uid") is None
 
 
 class LoadingFleet:

@@ -244,7 +244,8 @@ class PackedFormat(WeightFormat):
     def linear(self, parts: Sequence[StoredTensor]) -> Linear:
         """Return the packed product.
 
-        If oneDNN fails or gives wrong results for this shape, use torch's plain product from here on, with a warning.
+        If oneDNN fails or gives wrong results for this shape, use another product from here on, with a warning: in
+        bfloat16 the project's, which computes in float32 where the processor has no bfloat16; otherwise torch's.
 
         Raises:
             ConfigError: instead, if the environment selects oneDNN.
@@ -255,8 +256,10 @@ class PackedFormat(WeightFormat):
             if fault is not None and os.environ.get(LINEAR_VARIABLE):
                 raise ConfigError(f"{LINEAR_VARIABLE}=onednn cannot be used here: {fault}; choose tiled or plain")
             if fault is not None:
-                log.warning("%s product plain, which is slow: onednn cannot be used here: %s", self._dtype, fault)
-                self._kind = PlainLinear
+                is_rounded = self._dtype == torch.bfloat16
+                self._kind, name = (BFloat16Linear, "tiled") if is_rounded else (PlainLinear, "plain, which is slow")
+                self.pads_rows = False
+                log.warning("%s product %s: onednn cannot be used here: %s", self._dtype, name, fault)
             self._tried.add(weight.shape)
         return self._kind(weight)
 

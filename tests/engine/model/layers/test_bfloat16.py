@@ -96,7 +96,7 @@ def test_perplexity_is_the_same_where_onednn_has_no_bfloat16(
         timeout=300 * PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "bfloat16 product plain, which is slow: onednn cannot be used here: " in done.stderr
+    assert "bfloat16 product tiled: onednn cannot be used here: " in done.stderr
     assert abs(float(done.stdout) / perplexity(demo_runner, text_tokens(demo_source)[:96]) - 1) < 0.01
 
 

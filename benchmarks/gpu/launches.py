@@ -24,6 +24,7 @@ from benchmarks.gpu.sizes import TINY, ModelSize
 from benchmarks.gpu.steps import Steps
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.kernels.gpu.operators import has_kernels, launch_function
+from fastgen.model.layers.rank_group import ONE_RANK, RankGroup
 
 # They allocate without writing.
 _ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided"}
@@ -144,13 +145,15 @@ def _is_view(func: Any, result: Any, args: Any) -> bool:
     return not func._schema.is_mutable and bool(outputs) and outputs <= inputs
 
 
-def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small, chunk: int = 20) -> Launches:
+def count_launches(
+    sampling: SamplingParams, size: ModelSize = TINY.small, chunk: int = 20, group: RankGroup = ONE_RANK
+) -> Launches:
     """Count a step of two decodes and a chunk of some tokens, by the twins of a model with two and with four layers."""
-    counts = [_count(size, layers, sampling, chunk) for layers in (2, 4)]
+    counts = [_count(size, layers, sampling, chunk, group) for layers in (2, 4)]
     few, many = (count.launches.total() for count in counts)
     per_layer = (many - few) / 2
     capture = _CountedCapture()
-    replayed = _count(size, 4, sampling, chunk, capture)
+    replayed = _count(size, 4, sampling, chunk, group, capture)
     return Launches(
         per_layer=per_layer,
         outside=few - 2 * per_layer,
@@ -160,10 +163,15 @@ def count_launches(sampling: SamplingParams, size: ModelSize = TINY.small, chunk
 
 
 def _count(
-    size: ModelSize, num_layers: int, sampling: SamplingParams, chunk: int, capture: _CountedCapture | None = None
+    size: ModelSize,
+    num_layers: int,
+    sampling: SamplingParams,
+    chunk: int,
+    group: RankGroup,
+    capture: _CountedCapture | None = None,
 ) -> Counting:
     size = replace(size, config={**size.config, "num_hidden_layers": num_layers})
-    ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.bfloat16)
+    ours = Ours.make(size, TINY.block_size, 4, torch.device("cpu"), torch.bfloat16, group)
     step = Steps(ours, [(1, 30), (1, 40), (chunk, chunk + 10)], sampling).step
     if capture is not None:
         ours.runner.capture_graphs([chunk + 2], capture)

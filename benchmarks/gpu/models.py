@@ -16,12 +16,15 @@ from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
 from fastgen.model.checkpoint.checkpoint import Checkpoint, EmbeddingTable
 from fastgen.model.checkpoint.int8_blocks import Int8Blocks
-from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.architecture import EMBEDDING, ModelArchitecture
 from fastgen.model.device_input import DeviceInput
 from fastgen.model.layers.decoder import Decoder
 from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
+from fastgen.model.layers.rank_group import ONE_RANK, RankGroup
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weights import DecoderWeights
+from fastgen.model.native import over_ranks
+from fastgen.model.partition import Partition
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.runner.graphs import CUDAGraphCapture, GraphCapture, token_counts
 from fastgen.settings import EngineConfig
@@ -60,14 +63,23 @@ class _RandomTensor:
 
 
 def random_decoder(
-    architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype, max_length: int
+    architecture: ModelArchitecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_length: int,
+    group: RankGroup = ONE_RANK,
 ) -> Decoder[DeviceInput]:
-    """Return a model for the operators of `fastgen.kernels.gpu`."""
-    shapes = architecture.tensor_shapes()
+    """Return a model, or a rank's part of it, for the operators of `fastgen.kernels.gpu`."""
+    partition, vocab_size = Partition(group.rank, group.size), architecture.vocab_size
+    own = partition.architecture(architecture)
+    rows = len(partition.share(vocab_size)), architecture.hidden_size
+    shapes = own.tensor_shapes() | dict.fromkeys((EMBEDDING, architecture.head), rows)
     checkpoint = Checkpoint(lambda name: _RandomTensor(shapes[name], device), architecture.head)
-    weights = DecoderWeights.load(architecture, checkpoint, GPUFormat(device, dtype), lambda _fraction: None)
+    weights = DecoderWeights.load(own, checkpoint, GPUFormat(device, dtype), lambda _fraction: None, partition)
+    weights = over_ranks(weights, partition, vocab_size, group)
     ropes = tuple(Rope(rope, longest=max_length) for rope in architecture.rope_configs)
-    return Decoder(weights, GPUBackend(architecture, ropes, max_length, device), device=device, dtype=dtype)
+    backend = GPUBackend(own, ropes, max_length, device)
+    return Decoder(weights, backend, device=device, dtype=dtype, group=group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +93,16 @@ class Ours:
 
     @classmethod
     def make(
-        cls, size: ModelSize, block_size: int, max_sequences: int, device: torch.device, dtype: torch.dtype
+        cls,
+        size: ModelSize,
+        block_size: int,
+        max_sequences: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        group: RankGroup = ONE_RANK,
     ) -> Ours:
         """Make the model, and a cache of `size.cache_tokens` or of most of the free memory."""
-        model = random_decoder(size.architecture, device, dtype, size.max_length)
+        model = random_decoder(size.architecture, device, dtype, size.max_length, group)
         num_blocks = size.cache_tokens // block_size
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -94,7 +112,7 @@ class Ours:
         # Zeros would be computed with less power, and so faster.
         cache.keys.normal_()
         cache.values.normal_()
-        runner = GPURunner(model, cache, max_model_length=size.max_length, max_sequences=max_sequences)
+        runner = GPURunner(model, cache, max_model_length=size.max_length, max_sequences=max_sequences, group=group)
         return cls(size, model, cache, runner)
 
     def capture_graphs(self, most_tokens: int, capture: GraphCapture) -> None:

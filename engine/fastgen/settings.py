@@ -82,7 +82,7 @@ class EngineConfig:
         1,
         "Processes among which the model is divided, each with a part of every layer (tensor parallelism). "
         "--kv-cache-memory and --swap-space are for all of them together. The model's attention heads must be "
-        "divisible by the number. cpu only.",
+        "divisible by the number. With --device cuda each has a GPU of its own.",
         minimum=1,
         maximum=8,
         unit="processes",
@@ -222,8 +222,6 @@ class EngineConfig:
             raise ConfigError("--preemption swap: no host memory to swap to: set --swap-space, for example 4GiB")
         if self.quantization not in ("auto", "none") and self.device != "cpu":
             raise ConfigError(f"--quantization {self.quantization}: supported on --device cpu only: remove it")
-        if self.tensor_parallel > 1 and self.device != "cpu":
-            raise ConfigError(f"--tensor-parallel {self.tensor_parallel}: supported on --device cpu only: remove it")
         if self.deterministic and self.device != "cpu":
             raise ConfigError("--deterministic: supported on --device cpu only: remove it")
         if self.deterministic and self.tensor_parallel > 1:

@@ -27,6 +27,31 @@ import fastgen.runner.loader as loader
 print(loader._load_on_gpu.__module__, loader.load_runner.__module__)
 """
 
+# Prints the tokens of a prompt of three tokens.
+DIVIDED = """
+import sys
+from fastgen.core.request import Request
+from fastgen.core.sampling_params import SamplingParams
+from fastgen.engine.build import load_on_ranks
+from fastgen.engine.calibration import calibrate
+from fastgen.engine.core import Engine
+from fastgen.model.source import ModelSource
+from fastgen.settings import EngineConfig
+
+config = EngineConfig(
+    model=sys.argv[1], device="cuda", tensor_parallel=2, block_size=16, max_model_length=160, kv_cache_memory=4 << 20,
+    max_sequences=4
+)
+runner = load_on_ranks(ModelSource.open(config.model), config, lambda _stage, _fraction: None)
+config, _ = calibrate(runner, config, lambda _stage, _fraction: None)
+runner.prepare_for(config, lambda _fraction: None)
+engine = Engine(runner, config)
+sampling = SamplingParams(temperature=0, max_tokens=12)
+engine.add(Request(id="a", prompt_token_ids=[3, 10, 17], sampling=sampling))
+while engine.has_work:
+    print(*(token for output in engine.step().outputs for token in output.token_ids))
+"""
+
 
 def engine(folder: Path, device: str) -> Engine:
     config = EngineConfig(
@@ -91,11 +116,23 @@ def test_a_fault_ends_the_next_step_unless_it_is_older_than_the_process(tmp_path
 
 @pytest.mark.parametrize("switched_on", [True, False])
 def test_containers_find_a_gpu_only_if_it_is_switched_on(switched_on: bool, tmp_path: Path) -> None:
-    """The folders are side by side, as in containers."""
-    shutil.copytree(standin.SIMULATED_GPU, tmp_path / "simulated-gpu")
-    (tmp_path / "gpus").mkdir()
-    if switched_on:
-        (tmp_path / "gpus" / "present").touch()
-    path = f"{standin.SOURCE}:{tmp_path / 'simulated-gpu'}"
-    modules = run([sys.executable, "-c", PROGRAM], environment={**os.environ, "PYTHONPATH": path}).split()
+    modules = run([sys.executable, "-c", PROGRAM], environment=as_in_a_container(tmp_path, switched_on)).split()
     assert modules == ["sitecustomize" if switched_on else "fastgen.runner.loader", "fastgen.runner.loader"]
+
+
+def as_in_a_container(folder: Path, switched_on: bool) -> dict[str, str]:
+    """Return the environment. The folders are side by side."""
+    shutil.copytree(standin.SIMULATED_GPU, folder / "simulated-gpu")
+    (folder / "gpus").mkdir()
+    if switched_on:
+        (folder / "gpus" / "present").touch()
+    return {**os.environ, "PYTHONPATH": f"{standin.SOURCE}:{folder / 'simulated-gpu'}"}
+
+
+def test_a_model_is_divided_among_processes_with_a_gpu_each(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "model")
+    environment = as_in_a_container(tmp_path, switched_on=True)
+    tokens = run([sys.executable, "-c", DIVIDED, str(folder)], environment=environment).split()
+    subject = engine(folder, "cpu")
+    subject.add(request("a", 3))
+    assert list(map(int, tokens)) == tokens_of(subject)["a"]

@@ -13,7 +13,6 @@ from fastgen.model.source import ModelSource
 from fastgen.runner.ranks.gloo import GlooGroup
 from fastgen.runner.ranks.loading import load_follower, load_leader
 from fastgen.runner.ranks.ring import Ring, RingFiles
-from fastgen.runner.ranks.runners import FollowingRunner, RankedRunner
 from fastgen.settings import EngineConfig
 from support.waiting import HANG_SECONDS, eventually
 
@@ -43,11 +42,11 @@ def wait_for_the_end(pids: Iterable[int]) -> None:
 
 
 @contextmanager
-def ranked(folder: Path, size: int, **settings: Any) -> Iterator[tuple[RankedRunner, list[FollowingRunner]]]:
+def ranked(folder: Path, size: int, **settings: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Load the model at `folder` on `size` ranks; yield the runner of rank 0, and those of the others."""
     config = EngineConfig(model=str(folder), tensor_parallel=size, **settings)
     files = RingFiles.create(size - 1)
-    ring, followers = Ring(files), list[FollowingRunner]()
+    ring, followers = Ring(files), list[Any]()
     with tempfile.TemporaryDirectory() as directory:
         store = Path(directory) / "store"
 

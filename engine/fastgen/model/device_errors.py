@@ -13,7 +13,10 @@ _OUT_OF_MEMORY = (
     "can't allocate memory",  # DefaultCPUAllocator
     "not enough memory",
 )
-_FAILURES = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cudaError")
+_FAILURES = (
+    *("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS_", "CUDNN_STATUS_", "cudaError"),
+    "ncclUnhandledCudaError",
+)
 
 
 def is_out_of_memory(error: Exception) -> bool:

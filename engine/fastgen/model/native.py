@@ -94,6 +94,7 @@ def load_on_gpu(
     cache_dtype: torch.dtype | None = None,
     max_model_length: int | None,
     progress: Callable[[float], None],
+    group: RankGroup = ONE_RANK,
 ) -> Decoder[DeviceInput]:
     """Load the model at `source` for the operators of `fastgen.kernels.gpu`.
 
@@ -101,7 +102,7 @@ def load_on_gpu(
     """
     from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 
-    checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress, ONE_RANK)
+    checkpoint, weights, ropes = _load(source, GPUFormat(device, dtype), max_model_length, progress, group)
     longest = max_model_length or source.architecture.default_length
     scales = checkpoint.kv_scales if cache_dtype == torch.float8_e4m3fn else None
     if cache_dtype == torch.float8_e4m3fn and scales is None:
@@ -109,8 +110,8 @@ def load_on_gpu(
             "the checkpoint has no k_scale and v_scale: the float8 KV cache uses scale 1 and clamps values beyond 448; "
             "use a checkpoint with scales, or --kv-cache-dtype auto, if accuracy suffers"
         )
-    backend = GPUBackend(source.architecture, ropes, longest, device, kv_scales=scales)
-    return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)
+    backend = GPUBackend(weights.architecture, ropes, longest, device, kv_scales=scales)
+    return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype, group=group)
 
 
 def _load(
@@ -125,13 +126,19 @@ def _load(
     partition = Partition.of(whole, checkpoint, group.rank, group.size, weight_format.block)
     own = partition.checkpoint(checkpoint, whole)
     weights = DecoderWeights.load(partition.architecture(whole), own, weight_format, progress, partition)
-    if group.size > 1:
-        weights = replace(
-            weights,
-            embedding=DividedTable(weights.embedding, partition.share(whole.vocab_size), group),
-            head=DividedHead(weights.head, partition.widths(whole.vocab_size), group),
-        )
+    weights = over_ranks(weights, partition, whole.vocab_size, group)
     return checkpoint, weights, make_ropes(whole, max_model_length, checkpoint.rope_factors)
+
+
+def over_ranks(weights: DecoderWeights, partition: Partition, vocab_size: int, group: RankGroup) -> DecoderWeights:
+    """Return a rank's weights with an embedding and a head that reach the whole vocabulary."""
+    if group.size == 1:
+        return weights
+    return replace(
+        weights,
+        embedding=DividedTable(weights.embedding, partition.share(vocab_size), group),
+        head=DividedHead(weights.head, partition.widths(vocab_size), group),
+    )
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:

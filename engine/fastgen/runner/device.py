@@ -40,8 +40,10 @@ LEAST_DRIVERS = {12: 525, 13: 580}
 _SLACK = 256 << 20
 
 
-def choose_device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """Return the configured device. There is no fallback to another device.
+
+    Each rank of a divided model has a GPU of its own, which becomes the current one of this thread.
 
     Raises:
         ConfigError: if it is not available, does not work or cannot run the kernels.
@@ -52,7 +54,17 @@ def choose_device(config: EngineConfig) -> torch.device:
         warnings.simplefilter("ignore")  # the errors below say the same
         if not torch.cuda.is_available():
             raise ConfigError(f"--device cuda: {_why_no_gpu()}, or use --device cpu")
-    device = torch.device("cuda", torch.cuda.current_device())
+    if config.tensor_parallel == 1:
+        device = torch.device("cuda", torch.cuda.current_device())
+    else:
+        found = torch.cuda.device_count()
+        if found < config.tensor_parallel:
+            raise ConfigError(
+                f"--tensor-parallel {config.tensor_parallel}: torch finds {found} GPUs: lower it, or give the engine "
+                "more, in Kubernetes with spec.resources.gpu.count"
+            )
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     _check_gpu(device)
     return device
 

@@ -18,6 +18,7 @@ from fastgen.kv_cache.tensors import KVCache
 from fastgen.model import first_line
 from fastgen.model.device_errors import is_capture_failure, is_out_of_memory, release_cached_memory
 from fastgen.model.device_input import DeviceInput, DeviceRows, InputLayout
+from fastgen.model.layers.rank_group import ONE_RANK, RankGroup
 from fastgen.model.step_input import StepInput
 from fastgen.runner.graphs import ForwardPass, GraphCapture, StepGraphs, token_counts
 from fastgen.runner.interface import Mask
@@ -39,12 +40,23 @@ class GPURunner(BaseRunner[DeviceInput]):
 
     Nothing between `launch` and `Ticket.result` waits for the device. The sampling of a step must be enqueued before
     the next step is launched, whose forward pass overwrites what it reads.
+
+    The runners of a divided model are given the same steps. Rank 0 samples, and sends the tokens to the others.
     """
 
     steps_in_flight = 2
 
-    def __init__(self, model: Model[DeviceInput], cache: KVCache, *, max_model_length: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        model: Model[DeviceInput],
+        cache: KVCache,
+        *,
+        max_model_length: int,
+        max_sequences: int,
+        group: RankGroup = ONE_RANK,
+    ) -> None:
         super().__init__(model, cache, max_model_length=max_model_length)
+        self._group = group
         self._swapper = Swapper(cache, CUDAStreams(model.device) if model.device.type == "cuda" else None)
         max_rows = max_sequences + SPARE_ROWS
         self._num_top = np.full(max_rows, -1)  # of each row, the top logprobs requested with its tokens; -1 for none
@@ -63,7 +75,8 @@ class GPURunner(BaseRunner[DeviceInput]):
         """Have graphs of forward passes for up to each of `token_counts` tokens, ascending, and graphs of sampling.
 
         Those that exist are kept, or dropped if they have another count. The first call has the largest count of all.
-        If memory runs out or CUDA cannot capture a pass, there are no graphs, and steps run without them.
+        If memory runs out or CUDA cannot capture a pass, there are no graphs, and steps run without them; but not on
+        several ranks, which replay the same graphs.
         """
         layouts = [InputLayout.padded(count, self._rows.max_rows, self.block_size) for count in token_counts]
         self._graph_capture = capture
@@ -73,7 +86,7 @@ class GPURunner(BaseRunner[DeviceInput]):
             self.graphs.capture(layouts, capture, progress)
             return
         except Exception as error:
-            if not (is_out_of_memory(error) or is_capture_failure(error)):
+            if self._group.size > 1 or not (is_out_of_memory(error) or is_capture_failure(error)):
                 raise
             reason = first_line(error)
         self.graphs = None
@@ -97,10 +110,13 @@ class GPURunner(BaseRunner[DeviceInput]):
     def _new_graphs(self, largest: InputLayout) -> StepGraphs:
         # The graphs must not refer to the runner: no garbage is collected while the engine starts, and a cycle would
         # keep the memory of a runner that only measures.
-        model, cache, sampler = self._model, self._cache, self._sampler
+        model, cache, sampler, group = self._model, self._cache, self._sampler, self._group
 
         def sample(hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return sampler.sample_without_lists(model.head(hidden), rows, positions)
+            logits = model.head(hidden)
+            if group.rank:
+                return _received(group, sampler, rows, positions)
+            return group.broadcast(sampler.sample_without_lists(logits, rows, positions))
 
         size = largest.num_logit_rows, self.architecture.hidden_size
         hidden = torch.zeros(size, dtype=model.dtype, device=model.device)
@@ -109,15 +125,19 @@ class GPURunner(BaseRunner[DeviceInput]):
     @torch.inference_mode()
     def launch(self, step: StepInput) -> GPUTicket:
         """Enqueue the swaps, the state updates and the forward pass of a step."""
+        self._admit(step)
         self._swapper.enqueue(step.swap_out.tolist(), step.swap_in.tolist(), step.slot_mapping)
-        for new in step.new_rows:
-            self._sampler.admit(new)
-            self._num_top[new.row] = -1 if new.sampling.logprobs is None else new.sampling.logprobs
         self._last_step = step
         if self.graphs is None:
             return GPUTicket(self, step, self._run(step), "off")
         reason = self.graphs.eager_reason(step)
         return GPUTicket(self, step, self.graphs.replay(step) if reason is None else self._run(step), reason)
+
+    def _admit(self, step: StepInput) -> None:
+        """Keep the sampling parameters of a step's new rows."""
+        for new in step.new_rows:
+            self._sampler.admit(new)
+            self._num_top[new.row] = -1 if new.sampling.logprobs is None else new.sampling.logprobs
 
     def _run(self, step: StepInput) -> ForwardPass:
         """Enqueue a forward pass kernel by kernel, without a graph."""
@@ -141,11 +161,16 @@ class GPURunner(BaseRunner[DeviceInput]):
         if not num_sampled:
             return StepResults(step, None, [], self._prompt_logprobs(step, hidden), sums)
         if self.graphs is not None and forward.is_replayed and not self._needs_lists(step):
-            self._sampler.flush()
+            if self._group.rank == 0:
+                self._sampler.flush()
             ids, logprobs = self.graphs.sampling.replay(num_sampled), list[Logprobs]()
         else:
             ids, logprobs = self._sample(step, forward, masks)
         return StepResults(step, download(ids), logprobs, self._prompt_logprobs(step, hidden[num_sampled:]), sums)
+
+    def wait(self, results: StepResults, eager_reason: EagerReason | None) -> StepOutput:
+        """Wait for the results of a step; `eager_reason` as in `StepOutput`."""
+        return results.wait(eager_reason)
 
     def _needs_lists(self, step: StepInput) -> bool:
         """Return whether sampling depends on lists of this step or of its rows, which no graph contains.
@@ -159,8 +184,11 @@ class GPURunner(BaseRunner[DeviceInput]):
     def _sample(self, step: StepInput, forward: ForwardPass, masks: list[Mask]) -> tuple[torch.Tensor, list[Logprobs]]:
         """Enqueue the head, the sampler and the logprobs, kernel by kernel. Return the tokens [N] and the logprobs."""
         logits = self._model.head(forward.hidden[: len(step.sampled)])
+        if self._group.rank:
+            return _received(self._group, self._sampler, forward.sampled_rows, forward.sampled_positions), []
         masks_and_rows = self._upload_masks(step, masks)
         ids = self._sampler.sample(logits, forward.sampled_rows, forward.sampled_positions, *masks_and_rows)
+        self._group.broadcast(ids)
         num_top = self._num_top[step.rows[step.sampled]]
         logprobs = [
             self._logprobs(logits, some, ids, num_top[some].tolist())
@@ -195,12 +223,20 @@ class GPURunner(BaseRunner[DeviceInput]):
         for some in row_slices(list(range(len(sequences))), ROWS_SAMPLED_AT_ONCE):
             part = slice(some[0], some[-1] + 1)
             targets, top = step.scored_targets[part], step.scored_top[part].tolist()
+            logits = self._model.head(hidden[part])
+            if self._group.rank:
+                continue
             index = upload(np.arange(len(some), dtype=np.int32), self._model.device)
-            packed = token_logprobs(
-                self._model.head(hidden[part]), index, upload(targets, self._model.device), max(top)
-            )
+            packed = token_logprobs(logits, index, upload(targets, self._model.device), max(top))
             found.append(Logprobs(sequences[part], targets.tolist(), top, download(packed)))
         return found
+
+
+def _received(group: RankGroup, sampler: DeviceSampler, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Enqueue that another rank's tokens [N] are received and recorded. Return them."""
+    tokens = group.broadcast(torch.empty_like(rows))
+    sampler.record(tokens, rows, positions)
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +266,12 @@ class StepResults:
     prompt_logprobs: list[Logprobs]
     pooled: HostCopy | None
 
+    @property
+    def have_arrived(self) -> bool:
+        """Whether `wait` would not wait. It raises an error of the GPU, too."""
+        packed = [part.packed for part in (*self.logprobs, *self.prompt_logprobs)]
+        return all(copy.has_arrived for copy in (self.ids, self.pooled, *packed) if copy is not None)
+
     def wait(self, eager_reason: EagerReason | None) -> StepOutput:
         """Wait for all copies and return the results; `eager_reason` as in `StepOutput`."""
         tokens: list[int] = [] if self.ids is None else self.ids.wait().tolist()
@@ -248,19 +290,23 @@ class StepResults:
 
 @dataclass(slots=True)
 class GPUTicket:
-    """A step of a `GPURunner`; implements `fastgen.runner.interface.Ticket`."""
+    """A step of a `GPURunner`; implements `fastgen.runner.interface.Ticket`.
+
+    Attributes:
+        forward: its forward pass.
+    """
 
     _runner: GPURunner
     _step: StepInput
-    _forward: ForwardPass
+    forward: ForwardPass
     _eager_reason: EagerReason | None
     _results: StepResults | None = None
 
     def sample(self, masks: list[Mask]) -> None:
         """Enqueue the sampling."""
-        self._results = self._runner.sample(self._step, self._forward, masks)
+        self._results = self._runner.sample(self._step, self.forward, masks)
 
     def result(self) -> StepOutput:
         """Wait for the step and return its results."""
         assert self._results is not None, "call sample first"
-        return self._results.wait(self._eager_reason)
+        return self._runner.wait(self._results, self._eager_reason)

@@ -32,6 +32,7 @@ from fastgen.model.layers.gpu_backend import GPUBackend, GPUFormat
 from fastgen.model.layers.rope import Rope
 from fastgen.model.layers.weight_reader import WeightReader
 from fastgen.model.layers.weights import DecoderWeights
+from fastgen.model.partition import UNDIVIDED, Partition
 from fastgen.runner.device import all_allowed, first_steps, longest_allowed
 from fastgen.runner.gpu_runner import GPURunner
 from fastgen.settings import EngineConfig
@@ -92,17 +93,19 @@ def first_launches(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     config: EngineConfig,
+    partition: Partition = UNDIVIDED,
 ) -> list[KernelLaunch]:
-    """Return the launches of a model's first steps; arguments as `load_on_gpu` takes them."""
+    """Return the launches of a rank's first steps; arguments as `load_on_gpu` takes them."""
     # Imported here, in the thread: it takes a second, and the weights do not wait for it.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # One layer of each kind, and again: the last layer of a model computes fewer rows.
+    architecture = partition.architecture(architecture)
     kinds = tuple(dict.fromkeys(architecture.layers))
     architecture = replace(architecture, layers=(*kinds, *kinds))
     longest = longest_allowed(architecture, config)
     with _recording, torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True), _Recording() as recording:
-        model = _without_weights(architecture, device, dtype, cache_dtype, longest)
+        model = _without_weights(architecture, device, dtype, cache_dtype, longest, partition)
         cache = KVCache(model.kv_shape, 1, config.block_size, device=device, dtype=cache_dtype)
         runner = GPURunner(model, cache, max_model_length=longest, max_sequences=config.sequence_limit)
         for step in first_steps(architecture, config):
@@ -170,13 +173,18 @@ def _stand_in(value: Any) -> Any:
 
 
 def _without_weights(
-    architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, longest: int
+    architecture: ModelArchitecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    longest: int,
+    partition: Partition,
 ) -> Decoder[DeviceInput]:
     """Return the model over fake tensors."""
     shapes = architecture.tensor_shapes()
     checkpoint = Checkpoint(lambda name: _Unread(shapes[name]), architecture.head)
     weight_format = GPUFormat(device, dtype, _NoReader(device))
-    weights = DecoderWeights.load(architecture, checkpoint, weight_format, lambda _fraction: None)
+    weights = DecoderWeights.load(architecture, checkpoint, weight_format, lambda _fraction: None, partition)
     ropes = [Rope(rope, longest=longest) for rope in architecture.rope_configs]
     backend = GPUBackend(architecture, ropes, longest, device)
     return Decoder(weights, backend, device=device, dtype=dtype, cache_dtype=cache_dtype)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastgen.kernels.cpu import build, environment
 from fastgen.kv_cache.memory import available_memory, trim_heap
 from fastgen.kv_cache.sizing import (
+    CacheMemory,
     host_cache_memory,
     plan_host_blocks,
     plan_kv_blocks,
@@ -63,9 +64,27 @@ def load_runner(source: ModelSource, config: EngineConfig, progress: ReportProgr
     progress("starting", 0.0)
     environment.prepare()
     if source.native is not None and config.device == "cuda" and has_gpu_operators(source.architecture):
-        make_runner = partial(gpu_runner, progress=progress)
-        return with_cache(_load_on_gpu(source, config, progress), config, make_runner, progress)
+        return load_gpu_runner(source, config, progress)
     return load_host_runner(source, config, progress, ONE_RANK, host_runner)
+
+
+def load_gpu_runner(
+    source: ModelSource,
+    config: EngineConfig,
+    progress: ReportProgress,
+    group: RankGroup = ONE_RANK,
+    make: Callable[..., GPURunner] | None = None,
+) -> GPURunner:
+    """Load the model, or a rank's part of it, for a runner that prepares its input on the GPU.
+
+    Call `environment.prepare` before.
+
+    Args:
+        make: as in `gpu_runner`. Memory is measured without it, at the same time on all ranks.
+    """
+    measured = partial(gpu_runner, progress=progress, group=group)
+    model = _load_on_gpu(source, config, progress, group)
+    return with_cache(model, config, partial(measured, make=make), progress, group, measured)
 
 
 def load_host_runner(
@@ -166,15 +185,18 @@ def _import_backend(compiling: Iterable[Popen[bytes]], modules: Iterable[str]) -
     return CPUBackend
 
 
-def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProgress) -> Model[DeviceInput]:
+def _load_on_gpu(
+    source: ModelSource, config: EngineConfig, progress: ReportProgress, group: RankGroup
+) -> Model[DeviceInput]:
     """Load a native model for the GPU's operators."""
     import torch
 
     from fastgen.model.native import load_on_gpu
+    from fastgen.model.partition import Partition
     from fastgen.runner.device import choose_cache_dtype, choose_device, choose_dtype
     from fastgen.runner.kernel_compilation import KernelCompilation, first_launches
 
-    device, dtype = choose_device(config), choose_dtype(config)
+    device, dtype = choose_device(config, group.rank), choose_dtype(config)
     log.info("GPU %s; Triton kernels, enqueued one step ahead of the host", torch.cuda.get_device_name(device))
     cache_dtype = choose_cache_dtype(config, dtype, torch.cuda.get_device_capability(device))
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -186,8 +208,10 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
         free_bytes=free_bytes,
         total_bytes=total_bytes,
     )
-    launches = partial(first_launches, source.architecture, device, dtype, cache_dtype, config)
-    compilation = KernelCompilation(launches)
+    # The other ranks find what the first has compiled in Triton's cache: their kernels are the same.
+    own = Partition(group.rank, group.size)
+    launches = partial(first_launches, source.architecture, device, dtype, cache_dtype, config, own)
+    compilation = KernelCompilation(launches) if group.rank == 0 else None
     model = load_on_gpu(
         source,
         device,
@@ -195,8 +219,10 @@ def _load_on_gpu(source: ModelSource, config: EngineConfig, progress: ReportProg
         cache_dtype=cache_dtype,
         max_model_length=config.max_model_length,
         progress=partial(progress, "loading weights"),
+        group=group,
     )
-    compilation.wait(partial(progress, "compiling kernels"))
+    if compilation is not None:
+        compilation.wait(partial(progress, "compiling kernels"))
     return model
 
 
@@ -308,12 +334,19 @@ def gpu_runner(
     config: EngineConfig,
     max_model_length: int,
     progress: ReportProgress = _ignore,
+    group: RankGroup = ONE_RANK,
+    make: Callable[..., GPURunner] | None = None,
 ) -> GPURunner:
-    """Return a runner that keeps the state of its rows on the device, with its first CUDA graphs."""
+    """Return a runner that keeps the state of its rows on the device, with its first CUDA graphs.
+
+    `make` is called instead of `GPURunner`, if it is given.
+    """
     from fastgen.runner.gpu_runner import GPURunner
     from fastgen.runner.graphs import CUDAGraphCapture, first_token_counts
 
-    runner = GPURunner(model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit)
+    runner = (make or GPURunner)(
+        model, cache, max_model_length=max_model_length, max_sequences=config.sequence_limit, group=group
+    )
     counts = first_token_counts(config)
     if counts:
         runner.capture_graphs(counts, CUDAGraphCapture(model.device), partial(progress, "capturing graphs"))
@@ -326,10 +359,14 @@ def with_cache(
     make_runner: Callable[[Any, KVCache, EngineConfig, int], AnyRunner],
     progress: ReportProgress = _ignore,
     group: RankGroup = ONE_RANK,
+    make_measured: Callable[[Any, KVCache, EngineConfig, int], AnyRunner] | None = None,
 ) -> AnyRunner:
     """Allocate the KV cache of a loaded model in the remaining memory, and return a runner over both.
 
     Sizes are planned for the caches of all ranks together. All ranks allocate what fits on each of them.
+
+    Args:
+        make_measured: makes the runner that measures the memory of steps on a GPU; by default `make_runner`.
 
     Raises:
         ConfigError: if a limit does not fit the model or the memory, the memory has no room for a block, or the driver
@@ -349,8 +386,10 @@ def with_cache(
     else:
         from fastgen.runner.device import measure_gpu_cache_memory
 
-        num_host_blocks = plan_host_blocks(config, kv, memory.num_bytes)
-        cache_memory = measure_gpu_cache_memory(model, config, make_runner, partial(progress, "measuring memory"))
+        num_host_blocks = group.agree(plan_host_blocks(config, kv, memory.num_bytes))
+        measured = partial(progress, "measuring memory")
+        own = measure_gpu_cache_memory(model, config, make_measured or make_runner, measured)
+        cache_memory = CacheMemory(own.default * group.size, own.limit * group.size)
     num_state_slots = group.agree(plan_state_slots(config, kv, cache_memory))
     own_kv, num_window_blocks = model.kv_shape, 0
     grouped = _grouped_shape(model, config)

@@ -42,7 +42,10 @@ def check_host_memory(source: ModelSource, config: EngineConfig) -> None:
 def check_gpu_memory(
     source: ModelSource, config: EngineConfig, *, element_bytes: int, kv_bytes: int, free_bytes: int, total_bytes: int
 ) -> None:
-    """Check a native model against the memory of a GPU. What a step takes is measured later.
+    """Check a native model against the memory of its GPUs. What a step takes is measured later.
+
+    Args:
+        free_bytes, total_bytes: of each GPU.
 
     Raises:
         ConfigError: if the model cannot fit.
@@ -51,13 +54,14 @@ def check_gpu_memory(
     weights = int(source.architecture.num_parameters * (_LEAST_BYTES if is_quantised else element_bytes))
     need = least_memory(_servable(config, source), cache_shape(source.architecture, kv_bytes), weights, step_bytes=0)
     reserved = 0 if config.kv_cache_memory is not None else total_bytes * (100 - config.memory_percent) // 100
-    check_need(need, AvailableMemory(max(0, free_bytes - reserved), limited=True), config.device)
+    left = config.tensor_parallel * max(0, free_bytes - reserved)
+    check_need(need, AvailableMemory(left, limited=True), config.device, config.tensor_parallel)
 
 
-def check_need(need: MemoryNeed, memory: AvailableMemory, device: str) -> None:
-    """Raise ConfigError if a model needs more memory than the device has left."""
+def check_need(need: MemoryNeed, memory: AvailableMemory, device: str, num_gpus: int = 1) -> None:
+    """Raise ConfigError if a model needs more memory than the device has left, or its GPUs together."""
     if need.total > memory.num_bytes:
-        place = "container" if device == "cpu" else "GPU"
+        place = "container" if device == "cpu" else "GPU" if num_gpus == 1 else f"group of {num_gpus} GPUs"
         raise ConfigError(
             f"the model needs {_gib(need.total)} GiB of memory (weights {_gib(need.weights)}, a step "
             f"{_gib(need.step)}, KV cache and swap space {_gib(need.cache)}), the {place} has "

@@ -50,6 +50,11 @@ class DeviceSampler(SamplingSlots):
         self.flush()
         return self._sample(logits, slots, positions, self.lists, self.counts, masks, mask_rows)
 
+    def record(self, tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Record tokens that were sampled elsewhere, for slots that were never flushed; arguments as for `sample`."""
+        lists, counts = self.last_tokens.new_empty(0), self.last_tokens.new_empty(0, self._vocab_size)
+        commit_tokens(tokens, slots, positions, self.columns, lists, counts, self.last_tokens)
+
     def _sample(
         self,
         logits: torch.Tensor,

@@ -68,6 +68,7 @@ class SamplingSlots:
         self._device = device
         self._end_tokens = frozenset(token for token in end_tokens if token < vocab_size)
         self.columns = torch.zeros(max_rows, len(Column), dtype=torch.int64, device=device)
+        self.columns[:, Column.COUNT_ROW] = -1
         self.last_tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.lists = torch.zeros(_FIRST_LIST_CAPACITY, dtype=torch.int32, device=device)
         self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)

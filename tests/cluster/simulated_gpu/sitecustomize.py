@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastgen.runner.interface import Mask
 
 GPUS = Path(__file__).parent.parent / "gpus"
-LOADER = "fastgen.runner.loader"
+LOADER, JOINING = "fastgen.runner.loader", "fastgen.runner.ranks.joining"
 STARTED = time.time()
 
 
@@ -87,12 +87,13 @@ def simulate(loader: ModuleType) -> None:
     """Replace what the loader does for GPUs."""
     make_runner = loader.gpu_runner
 
-    def make_simulated(model: Any, cache: Any, config: Any, max_model_length: int, progress: Any) -> SimulatedGPU:
+    def make_simulated(model: Any, cache: Any, config: Any, *more: Any, **further: Any) -> Any:
         # Graphs are simulated in the engine's own tests.
-        without = replace(config, cuda_graphs="off")
-        return SimulatedGPU(make_runner(model, cache, without, max_model_length, progress))
+        runner = make_runner(model, cache, replace(config, cuda_graphs="off"), *more, **further)
+        # The ranks of a divided model compute their steps in turn: gloo's operations wait for the other ranks.
+        return SimulatedGPU(runner) if config.tensor_parallel == 1 else runner
 
-    def load_on_gpu(source: Any, config: Any, progress: Callable[[str, float], None]) -> Any:
+    def load_on_gpu(source: Any, config: Any, progress: Callable[[str, float], None], group: Any) -> Any:
         import torch
 
         from fastgen.model import native
@@ -104,17 +105,34 @@ def simulate(loader: ModuleType) -> None:
             torch.float32,
             max_model_length=config.max_model_length,
             progress=lambda fraction: progress("loading weights", fraction),
+            group=group,
         )
 
     loader._load_on_gpu = load_on_gpu  # type: ignore[attr-defined]
     loader.gpu_runner = make_simulated  # type: ignore[attr-defined]
 
 
+def connect_hosts(joining: ModuleType) -> None:
+    """Replace the group of ranks on GPUs by that of ranks on CPUs."""
+    joining.join_group = lambda store, rank, config: joining.gloo.GlooGroup(  # type: ignore[attr-defined]
+        store, rank, config.tensor_parallel
+    )
+
+
 class WhenImported(MetaPathFinder):
-    """Calls `simulate` with the module LOADER after its import, without importing it."""
+    """Calls a function with a module after its import, without importing it.
+
+    Args:
+        module: its name.
+        change: the function.
+    """
+
+    def __init__(self, module: str, change: Callable[[ModuleType], None]) -> None:
+        self._module = module
+        self._change = change
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != LOADER:
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -124,11 +142,11 @@ class WhenImported(MetaPathFinder):
 
         def execute_and_simulate(module: ModuleType) -> None:
             execute(module)
-            simulate(module)
+            self._change(module)
 
         spec.loader.exec_module = execute_and_simulate  # type: ignore[method-assign]
         return spec
 
 
 if (GPUS / "present").exists():
-    sys.meta_path.insert(0, WhenImported())
+    sys.meta_path[:0] = [WhenImported(LOADER, simulate), WhenImported(JOINING, connect_hosts)]

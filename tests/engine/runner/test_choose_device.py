@@ -99,6 +99,21 @@ def test_a_gpu_that_works_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device(CUDA) == torch.device("cuda", 0)
 
 
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, "NVIDIA H200", (9, 0))
+    current: list[torch.device] = []
+    one = torch.ones(1)
+    monkeypatch.setattr(torch, "ones", lambda _size, device: one if device == current[-1] else None)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = EngineConfig(model="", device="cuda", tensor_parallel=4)
+    assert [choose_device(config, rank).index for rank in range(4)] == [0, 1, 2, 3]
+    assert [device.index for device in current] == [0, 1, 2, 3]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel 4: torch finds 2 GPUs: .*spec\.resources\.gpu\.count"):
+        choose_device(config, 0)
+
+
 def test_a_float8_cache_needs_a_gpu_and_operators_that_have_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: supported on --device cuda only: remove it"):
         EngineConfig(model="", kv_cache_dtype="fp8")
@@ -116,7 +131,7 @@ def test_a_float8_cache_needs_a_gpu_and_operators_that_have_it(tmp_path: Path) -
 def test_the_log_names_the_device_that_torch_operations_run_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fastgen.runner.device.choose_device", lambda _config: torch.device("cuda", 0))
+    monkeypatch.setattr("fastgen.runner.device.choose_device", lambda _config, _rank=0: torch.device("cuda", 0))
     monkeypatch.setattr("fastgen.model.native.load_on_torch", Mock())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA H100")
     source = ModelSource.open(str(saved("llama", tmp_path)))

@@ -16,6 +16,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import KernelInterface
 
 from fastgen.model.native import load_on_gpu
+from fastgen.model.partition import Partition
 from fastgen.model.source import ModelSource
 from fastgen.runner import kernel_compilation
 from fastgen.runner.device import run_first_steps
@@ -63,6 +64,22 @@ def test_the_kernels_of_all_first_steps_are_compiled_and_no_others(
         run_first_steps(model, config, gpu_runner)
     assert {name for name, _ in needed.keys} >= {"paged_attention_kernel", "_process_logits"}
     assert sorted(compiled) == sorted(needed.keys)
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_rank_are_those_of_its_part(gpu: torch.device, tmp_path: Path) -> None:
+    """Rank 0 compiles them for all: those of the others are the same."""
+    source = ModelSource.open(str(saved("qwen3-moe", tmp_path)))
+    config = EngineConfig(model="", device="cuda", token_budget=64, max_sequences=8, block_size=16)
+    alone, first, last = (
+        {key_of(each.kernel, *each.arguments, **each.options) for each in launches}
+        for launches in (
+            launches_of(source, gpu, config),
+            *(first_launches(source.architecture, gpu, DTYPE, DTYPE, config, Partition(rank, 4)) for rank in (0, 3)),
+        )
+    )
+    assert first == last
+    assert first != alone, "fewer query heads have a key-value head in common"
 
 
 @pytest.fixture

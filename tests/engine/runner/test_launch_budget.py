@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastgen.kernels.gpu import transfers
 from fastgen.kernels.gpu.elementwise import gated_activation
 from fastgen.kernels.gpu.experts import experts, route_experts
 from fastgen.model.layers import moe
+from fastgen.model.layers.rank_group import ONE_RANK
 
 MOST_PER_LAYER = 9
 MOST_PER_CHUNK = 1  # more in a layer of a step of over 64 tokens: the attention of its chunks
@@ -28,6 +30,10 @@ MOST_PER_MIXTURE, MOST_OF_SHARED_EXPERT = 13, 7
 MOST_OUTSIDE = 20
 # The upload, the graph of the forward pass, that of the head and the sampler, and the copy of the tokens to the host.
 MOST_REPLAYED = 4
+# More on several ranks: two sums a layer; to resolve, look up and sum the embeddings; for the logits and the tokens.
+MOST_OF_RANKS_PER_LAYER, MOST_OF_RANKS_OUTSIDE = 2, 14
+MOST_OF_RANKS_SAMPLING = 2  # the logits and the tokens
+MOST_OF_OWN_EXPERTS = 3  # more in a layer's mixture, to find the pairs of the rank's experts
 MOST_REPLAYED_WITH_LISTS = 9  # instead of the second graph the head and five kernels of the sampler
 
 # Qwen2's mixtures have a shared expert, and a bias that is added to queries, keys and values.
@@ -60,6 +66,50 @@ def test_a_mixed_step_stays_within_its_launches_and_waits_for_nothing(
     assert counted.per_layer <= most_per_layer
     assert counted.outside <= MOST_OUTSIDE
     assert counted.replayed <= (MOST_REPLAYED_WITH_LISTS if "penalty" in sampling else MOST_REPLAYED)
+    assert not counted.waits
+
+
+class CountedGroup:
+    """Two ranks, seen from one of them. Each operation counts as one launch, and sums or sends nothing."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x.neg_()
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        return x.new_ones(len(x), 0 if self.rank else sum(widths))
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        return x.zero_()
+
+    def agree(self, value: int) -> int:
+        return value
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    ("size", "most_per_layer"),
+    [
+        pytest.param(TINY.small, MOST_PER_LAYER, id="dense"),
+        pytest.param(TINY.mixture, MOST_PER_MIXTURE + MOST_OF_OWN_EXPERTS, id="mixture"),
+    ],
+)
+def test_several_ranks_launch_two_sums_a_layer_more(
+    sampling: str, size: ModelSize, most_per_layer: int, rank: int
+) -> None:
+    """In a replayed step they are in the graphs."""
+    alone, counted = (count_launches(SAMPLING[sampling], size, group=group) for group in (ONE_RANK, CountedGroup(rank)))
+    own = most_per_layer - (MOST_PER_LAYER if size is TINY.small else MOST_PER_MIXTURE)
+    assert counted.per_layer == alone.per_layer + MOST_OF_RANKS_PER_LAYER + own
+    assert counted.outside <= MOST_OUTSIDE + MOST_OF_RANKS_OUTSIDE
+    assert counted.replayed <= (
+        MOST_REPLAYED_WITH_LISTS + MOST_OF_RANKS_SAMPLING if "penalty" in sampling else MOST_REPLAYED
+    )
     assert not counted.waits
 
 

@@ -151,6 +151,14 @@ def test_a_gpu_needs_room_for_the_weights_and_the_longest_request(gib: int) -> N
         check(config)
 
 
+def test_the_gpus_of_all_ranks_together_need_room() -> None:
+    source, sizes = source_of(MODELS["Qwen3-14B"]), {"free_bytes": 16 * GIB, "total_bytes": 16 * GIB}
+    check_gpu_memory(source, settings(device="cuda", tensor_parallel=4), element_bytes=2, kv_bytes=2, **sizes)
+    config = settings(device="cuda", max_model_length=40960, memory_percent=80, tensor_parallel=2)
+    with pytest.raises(ConfigError, match=r"needs 33\.\d GiB of memory .*, the group of 2 GPUs has 25\.6 left: use a GPU"):
+        check_gpu_memory(source, config, element_bytes=2, kv_bytes=2, **sizes)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_model_that_would_serve_on_a_gpu_is_rejected(seed: int) -> None:
     """As planned once the weights are loaded and the memory of a step is measured."""

@@ -59,7 +59,7 @@ def experts(
         gate_up_weights: [E, 2 * width, hidden], contiguous, the gate first, in x's dtype; E at most 512.
         down_weights: [E, hidden, width], contiguous, in x's dtype.
         weights: [T, top k], contiguous, of `route_experts`.
-        expert_ids: [T, top k] int32, contiguous.
+        expert_ids: [T, top k] int32, contiguous; a negative one adds nothing.
         activation: one of `elementwise.ACTIVATIONS`.
         gate_up_biases, down_biases: float32 [E, 2 * width] and [E, hidden], contiguous, or both None.
 

@@ -32,6 +32,11 @@ class HostCopy:
     tensor: torch.Tensor
     arrived: torch.cuda.Event | None
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `wait` would not wait. It raises an error of the GPU, too."""
+        return self.arrived is None or bool(self.arrived.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> torch.Tensor:
         """Wait for the copy and return it."""
         if self.arrived is not None:

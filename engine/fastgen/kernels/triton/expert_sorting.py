@@ -1,8 +1,8 @@
 """Sort pairs by expert, for products whose rows have one expert.
 
 A pair is a token with one of its experts; token t has the pairs t * top k to t * top k + top k - 1. Pairs are sorted by
-expert into tiles of rows, each of one expert. Tiles are as many as may be needed, which the host knows without the
-routing; those beyond the needed ones have 0 rows.
+expert into tiles of rows, each of one expert. Pairs with a negative expert are left out. Tiles are as many as may be
+needed, which the host knows without the routing; those beyond the needed ones have 0 rows.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _sort_pairs(
         is_own = expert[:, None] == experts[None, :]
         ranks = tl.cumsum(is_own.to(tl.int32), 0) - 1
         positions = tl.sum(tl.where(is_own, position[None, :] + ranks, 0), 1)
-        tl.store(sorted_pairs + positions, pair, mask=pair < pairs)
+        tl.store(sorted_pairs + positions, pair, mask=expert >= 0)
         position += tl.sum(is_own.to(tl.int32), 0)
     for start in range(program * ROWS, num_tiles, chunks * ROWS):
         tile = start + tl.arange(0, ROWS)

@@ -100,7 +100,7 @@ def experts(
         **down.constants(), num_warps=down.num_warps, num_stages=down.num_stages,
     )  # fmt: skip
     _sum_shares[(rows, triton.cdiv(hidden, _SUM_BLOCK))](
-        shares, out, top_k, hidden, BLOCK=_SUM_BLOCK, num_warps=_SUM_WARPS
+        shares, expert_ids, out, top_k, hidden, BLOCK=_SUM_BLOCK, num_warps=_SUM_WARPS
     )
     return out
 
@@ -226,14 +226,15 @@ def _down(
 
 
 @triton.jit(do_not_specialize=["top_k"])
-def _sum_shares(shares, out, top_k, hidden, BLOCK: tl.constexpr):
-    """Add the shares of one row's experts in float32, in the order of their choice."""
+def _sum_shares(shares, expert_ids, out, top_k, hidden, BLOCK: tl.constexpr):
+    """Add the shares of one row's experts in float32, in the order of their choice; those of negative ids are unset."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < hidden
     total = tl.zeros((BLOCK,), tl.float32)
     for rank in range(top_k):
-        total += tl.load(shares + (row * top_k + rank) * hidden + columns, mask=inside, other=0.0).to(tl.float32)
+        is_added = inside & (tl.load(expert_ids + row * top_k + rank) >= 0)
+        total += tl.load(shares + (row * top_k + rank) * hidden + columns, mask=is_added, other=0.0).to(tl.float32)
     tl.store(out + row * hidden + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -264,7 +265,7 @@ def _product_variants() -> Iterator[Variant]:
                 types, constants = _with_biases(biased, signature, down.constants())
                 name = f"{dtype}_tile_{down.tile}" + "_biased" * biased
                 yield Variant(name, _down, types, constants, down.num_warps, down.num_stages)
-        signature = {"shares": matrix, "out": matrix, "top_k": "i32", "hidden": "i32:16"}
+        signature = {"shares": matrix, "expert_ids": "*i32:16", "out": matrix, "top_k": "i32", "hidden": "i32:16"}
         yield Variant(dtype, _sum_shares, signature, {"BLOCK": _SUM_BLOCK}, _SUM_WARPS)
 
 

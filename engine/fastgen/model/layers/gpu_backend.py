@@ -30,6 +30,7 @@ from fastgen.model.layers.linear_attention import DeltaWeights
 from fastgen.model.layers.moe import route, shared_expert
 from fastgen.model.layers.rope import Rope, query_scales
 from fastgen.model.layers.torch_backend import DeviceTable, TorchFormat
+from fastgen.model.layers.vocabulary import DividedTable
 from fastgen.model.layers.weights import Mixture
 
 
@@ -125,9 +126,16 @@ class _GPUOperations(Operations):
         self._query_scales = None if scales is None else scales.index_select(0, forward_input.positions)
 
     def embed(self, table: EmbeddingTable, scale: float) -> torch.Tensor:
-        assert isinstance(table, DeviceTable)
         step = self._input
-        return embed(table.matrix, step.token_ids, step.last_ids, step.source_rows, scale)
+        if isinstance(table, DividedTable):
+            last, own = step.last_ids.index_select(0, step.source_rows), table.table
+            ids = torch.where(step.token_ids < 0, last, step.token_ids)
+            return table.look_up(ids, lambda index: self._embedded(own, index, scale))
+        return self._embedded(table, step.token_ids, scale)
+
+    def _embedded(self, table: EmbeddingTable, token_ids: torch.Tensor, scale: float) -> torch.Tensor:
+        assert isinstance(table, DeviceTable)
+        return embed(table.matrix, token_ids, self._input.last_ids, self._input.source_rows, scale)
 
     def add_norm(
         self,
@@ -194,6 +202,9 @@ class _GPUOperations(Operations):
         else:
             weights, chosen = route(mixture, x)
             ids = chosen.int()
+        if len(mixture.own) < mixture.shape.count:  # experts of other ranks have ids below 0
+            ids = ids - mixture.own.start
+            ids.masked_fill_(ids >= len(mixture.own), -1)
         own, activation = mixture.experts, self._architecture.activation
         out = experts(x, own.gate_up, own.down, weights, ids, activation, own.gate_up_biases, own.down_biases)
         return out if mixture.shared is None else out.add_(shared_expert(mixture.shared, x, self.activate))

@@ -18,18 +18,28 @@ class DividedTable:
         table: the rows of this rank.
         own: their numbers.
         group: the ranks.
+
+    Attributes:
+        table: the rows of this rank.
     """
 
     def __init__(self, table: EmbeddingTable, own: range, group: RankGroup) -> None:
-        self._table = table
+        self.table = table
         self._own = own
         self._group = group
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Look up rows: the other ranks add zeros, so the sum is exact."""
+        """Look up rows."""
+        return self.look_up(rows, self.table)
+
+    def look_up(self, rows: torch.Tensor, own: EmbeddingTable) -> torch.Tensor:
+        """Look up rows with a function that looks up those of `table`.
+
+        The other ranks add zeros, so the sum is exact.
+        """
         index = rows - self._own.start
         foreign = (index < 0) | (index >= len(self._own))
-        found = self._table(index.masked_fill(foreign, 0))
+        found = own(index.masked_fill(foreign, 0))
         return self._group.all_reduce(found.masked_fill_(foreign[:, None], 0))
 
 

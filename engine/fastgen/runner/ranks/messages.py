@@ -22,6 +22,8 @@ class MessageKind(IntEnum):
     STEP = 0
     PREFAULT = 1
     END = 2
+    STEP_WITH_LISTS = 3  # whose sampling no graph contains; of GPUs only
+    PREPARE = 4  # graphs for a token budget
 
 
 _ARRAYS = tuple(field.name for field in fields(StepInput) if field.name not in ("new_rows", "num_decodes"))
@@ -35,10 +37,10 @@ _SHAPES = {
 _HEADER = 2 + len(_ARRAYS)  # kind, number of decodes, and the size of each array
 
 
-def pack(step: StepInput) -> IntArray:
+def pack(step: StepInput, kind: MessageKind = MessageKind.STEP) -> IntArray:
     """Return the message for a step, without `new_rows`."""
     arrays = [getattr(step, name) for name in _ARRAYS]
-    header = np.array([MessageKind.STEP, step.num_decodes, *(array.size for array in arrays)], np.int32)
+    header = np.array([kind, step.num_decodes, *(array.size for array in arrays)], np.int32)
     return np.concatenate([header, *(array.ravel() for array in arrays)])
 
 

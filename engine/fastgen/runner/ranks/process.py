@@ -31,12 +31,12 @@ def follow(assignment: Assignment, ring: Ring) -> None:
     """Load this rank's part of the model, and run rank 0's steps until it ends."""
     environment.prepare()
     from fastgen.model.source import ModelSource
-    from fastgen.runner.ranks.gloo import GlooGroup
+    from fastgen.runner.ranks.joining import join_group
     from fastgen.runner.ranks.loading import load_follower
 
     config = assignment.config
     _beat(ring, assignment.rank)
-    group = GlooGroup(assignment.store, assignment.rank, config.tensor_parallel)
+    group = join_group(assignment.store, assignment.rank, config)
     load_follower(ModelSource.open(config.model), config, group, ring).follow()
 
 

@@ -21,6 +21,7 @@ from fastgen import exit_codes, logs
 from fastgen.link.messages import Failed
 from fastgen.link.silence import Silence, is_stopped
 from fastgen.link.watchdog import ProcessorWait
+from fastgen.model.device_errors import is_device_failure
 from fastgen.runner.failures import GroupBroken, RankFailed, describe
 from fastgen.runner.ranks.ring import Ring, RingFiles
 from fastgen.settings import EngineConfig
@@ -88,6 +89,7 @@ class RankProcesses:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        self._config = config
         self._size = config.tensor_parallel
         self._directory = tempfile.TemporaryDirectory(prefix="fastgen-ranks-", ignore_cleanup_errors=True)
         self._files = files = RingFiles.create(self._size - 1)
@@ -101,7 +103,8 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failure: RankFailed | None = None
         self._beats_count = False
-        self._broken: GroupBroken | None = None
+        self._broken: Exception | None = None
+        self._group: GlooGroup | None = None
         self._ended = threading.Event()
         self._failed = threading.Event()
         started: Future[None] = Future()
@@ -118,13 +121,13 @@ class RankProcesses:
         while not self.ring.beats.all():
             self.check()
             time.sleep(_LOOK_SECONDS / 5)
-        from fastgen.runner.ranks import gloo  # late, because it imports torch
+        from fastgen.runner.ranks.joining import join_group  # late, because it imports torch
 
         joined: Future[GlooGroup] = Future()
 
         def join() -> None:
             try:
-                joined.set_result(gloo.GlooGroup(self._assignments[0].store, 0, self._size))
+                joined.set_result(join_group(self._assignments[0].store, 0, self._config))
             except BaseException as error:
                 joined.set_exception(error)
 
@@ -133,7 +136,8 @@ class RankProcesses:
         while not joined.done():
             self.check()
             wait((joined,), _LOOK_SECONDS / 5)
-        return joined.result()
+        self._group = joined.result()
+        return self._group
 
     def count_beats(self) -> None:
         """From now on, a rank also fails if its process shows no sign of life; before, only if a signal has stopped it.
@@ -162,6 +166,8 @@ class RankProcesses:
         except RankFailed:
             raise
         except Exception as error:
+            if is_device_failure(error):  # maybe because another rank has ended
+                raise self._cause(error) from error
             log.exception("rank 0 failed")
             raise self.end(RankFailed.of(0, describe(error))) from error
         except BaseException:
@@ -195,6 +201,7 @@ class RankProcesses:
         if not self._ended.is_set():
             self._ended.set()
             self._kill()
+            self._abort()
             deadline = time.monotonic() + _EXIT_SECONDS
             for process in self._processes:
                 with suppress(subprocess.TimeoutExpired):
@@ -207,7 +214,13 @@ class RankProcesses:
         for process in self._processes:
             process.kill()
 
-    def _cause(self, broken: GroupBroken) -> RankFailed:
+    def _abort(self) -> None:
+        """End what this process waits for on its GPU, in a thread, because that may wait as well."""
+        group, self._group = self._group, None
+        if group is not None:
+            threading.Thread(target=group.abort, name="abort", daemon=True).start()
+
+    def _cause(self, broken: Exception) -> RankFailed:
         """Return the failure of the rank that broke the group."""
         self._broken = broken
         self._failed.wait()
@@ -236,6 +249,7 @@ class RankProcesses:
             self._failure = self._failure or failure
             self._kill()
             self._failed.set()
+            self._abort()
 
     def _watch(self) -> RankFailed | None:
         """Wait for the first failure; return None if the ranks are ended before."""

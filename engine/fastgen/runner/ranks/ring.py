@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ IntArray = npt.NDArray[np.int32]
 
 _CAPACITY = 1 << 20  # elements: the largest usual step, with a prompt of the whole token budget, takes a tenth
 _POLL_SECONDS = 50e-6  # while the writer waits for room, which is rare
+_CHECK_SECONDS = 0.25  # between two checks of a reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,15 @@ class Ring:
         self._put(message, check)
         self._wake()
 
-    def receive(self, reader: int) -> IntArray:
-        """Wait for the next message of a reader, and return it."""
-        (length,) = self._take(reader, 1)
-        return self._take(reader, int(length))
+    def receive(self, reader: int, check: Callable[[], None] | None = None) -> IntArray:
+        """Wait for the next message of a reader, and return it.
+
+        Args:
+            reader: its number.
+            check: called now and then while there is none; may raise an error to give up.
+        """
+        (length,) = self._take(reader, 1, check)
+        return self._take(reader, int(length), check)
 
     def _put(self, values: IntArray, check: Callable[[], None]) -> None:
         written, capacity = int(self._written[0]), len(self._data)
@@ -101,13 +108,13 @@ class Ring:
             values, written = values[len(piece) :], written + len(piece)
             self._written[0] = written
 
-    def _take(self, reader: int, count: int) -> IntArray:
+    def _take(self, reader: int, count: int, check: Callable[[], None] | None) -> IntArray:
         found, done = np.empty(count, np.int32), 0
         read, capacity = int(self._read[reader]), len(self._data)
         while done < count:
             available = int(self._written[0]) - read
             if not available:
-                os.eventfd_read(self._wakes[reader])
+                self._wait(self._wakes[reader], check)
                 continue
             start = read % capacity
             size = min(available, capacity - start, count - done)
@@ -115,6 +122,11 @@ class Ring:
             done, read = done + size, read + size
             self._read[reader] = read
         return found
+
+    def _wait(self, wake: int, check: Callable[[], None] | None) -> None:
+        while check is not None and not select.select([wake], [], [], _CHECK_SECONDS)[0]:
+            check()
+        os.eventfd_read(wake)
 
     def _wake(self) -> None:
         for wake in self._wakes:

@@ -1,4 +1,4 @@
-"""The runners of a model that is divided among ranks on CPUs."""
+"""The runners of a model that is divided among ranks on CPUs; `gpu_runners` has those of GPUs."""
 
 from __future__ import annotations
 

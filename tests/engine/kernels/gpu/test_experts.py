@@ -97,6 +97,18 @@ def test_experts_with_biases_equal_their_twin(
     assert not torch.allclose(expected, without, atol=10 * error)
 
 
+@pytest.mark.parametrize(("rows", "count", "top_k"), [(1, 8, 2), (37, 5, 3), (130, 3, 2)])
+def test_experts_of_other_ranks_add_nothing(interpreted: Import, rows: int, count: int, top_k: int) -> None:
+    """Two ranks, each with some of the experts: the sum of their results is that of all."""
+    x, gate_up, down, weights, ids = mixture(rows, count, top_k)
+    whole = experts.experts(x, gate_up, down, weights, ids, "silu")
+    first = count // 2
+    for compute in (experts.experts, interpreted("experts").experts):
+        ours = compute(x, gate_up[:first], down[:first], weights, ids.masked_fill(ids >= first, -1), "silu")
+        theirs = compute(x, gate_up[first:], down[first:], weights, ids - first, "silu")
+        torch.testing.assert_close(ours + theirs, whole, atol=1e-5, rtol=1e-5)
+
+
 def test_rows_of_nan_do_not_reach_other_rows(interpreted: Import) -> None:
     operands = mixture(6, 3, 2)
     expected = interpreted("experts").experts(*operands, "silu")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,6 +55,10 @@ class FakeGroup:
     def __init__(self, store: Path, _rank: int, size: int) -> None:
         while not all(joined(store.parent, rank).exists() for rank in range(1, size)):
             time.sleep(0.01)
+        self.is_aborted = threading.Event()
+
+    def abort(self) -> None:
+        self.is_aborted.set()
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +131,33 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankProcesses]:
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fault_while_nothing_runs_is_found(healthy: RankProcesses, fault: signal.Signals) -> None:
+    group = cast("FakeGroup", healthy._group)
     os.kill(healthy.pids[1], fault)
     found = eventually(lambda: healthy._failure, within=LONG_SECONDS, what="the failure")
     assert str(found).startswith("rank 2: ")
     wait_for_the_end(healthy.pids)
+    assert group.is_aborted.wait(LONG_SECONDS), "rank 0 may wait on its GPU for the rank that has ended"
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_error_of_rank_0s_gpu_is_that_of_the_rank_that_caused_it(healthy: RankProcesses) -> None:
+    """Reading the memory of a GPU whose process has ended is an error, too."""
+    os.kill(healthy.pids[1], signal.SIGKILL)
+    with pytest.raises(RankFailed, match=r"^rank 2: its process was killed by SIGKILL"), guarded(healthy):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def guarded(ranks: RankProcesses) -> AbstractContextManager[None]:
+    """Return the context of a step that began before a failure was found."""
+    ranks.check = lambda: None  # type: ignore[method-assign]
+    return ranks.guard()
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_error_of_rank_0s_gpu_without_another_cause_is_its_own(healthy: RankProcesses) -> None:
+    with pytest.raises(RankFailed, match=r"^rank 0: the GPU failed: CUDA error") as failure, healthy.guard():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert failure.value.failed.exit_code == exit_codes.DEVICE_FAILED
 
 
 @pytest.mark.usefixtures("patient")

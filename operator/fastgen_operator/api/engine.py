@@ -79,7 +79,9 @@ class Engine(ApiModel):
     """Container image of the engine. Defaults to the image that the operator is configured with."""
     device: Literal["cpu", "cuda"] = crd_field("device", required=True)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = crd_field("dtype")
-    tensor_parallel: int = crd_field("tensor_parallel")
+    tensor_parallel: int | None = crd_field(
+        "tensor_parallel", default=None, more="Defaults to spec.resources.gpu.count, and on CPUs to 1."
+    )
     token_budget: int | str | None = number_or_word("token_budget", "spec.engine.tokenBudget")
     inter_token_target: int | str = number_or_word(
         "inter_token_target",

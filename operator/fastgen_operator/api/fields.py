@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
@@ -80,16 +80,33 @@ def model_rule(condition: str, message: str) -> ConfigDict:
     return model_rules((condition, message))
 
 
-def crd_field(name: str, *, required: bool = False, json_schema_extra: dict[str, Any] | None = None) -> Any:
+_OF_SETTING: Final = object()
+
+
+def crd_field(
+    name: str,
+    *,
+    required: bool = False,
+    json_schema_extra: dict[str, Any] | None = None,
+    default: Any = _OF_SETTING,
+    more: str = "",
+) -> Any:
     """Return a field with the default, bounds and help text of the engine setting `name`.
 
     Args:
         required: give the field no default.
+        default: another default than that of the setting.
+        more: added to the setting's help text.
     """
     found = engine_setting(name)
-    default = ... if required else found.default
+    if default is _OF_SETTING:
+        default = ... if required else found.default
     return Field(
-        default, ge=found.minimum, le=found.maximum, description=found.help, json_schema_extra=json_schema_extra
+        default,
+        ge=found.minimum,
+        le=found.maximum,
+        description=f"{found.help} {more}".strip(),
+        json_schema_extra=json_schema_extra,
     )
 
 

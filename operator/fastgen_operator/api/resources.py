@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fastgen_operator.api.fields import ApiModel, Quantity, model_rules, rule
+from fastgen_operator.api.fields import ApiModel, Quantity, engine_setting, model_rules
 
 
 def within_limits(path: str) -> tuple[str, str]:
@@ -21,17 +21,9 @@ def within_limits(path: str) -> tuple[str, str]:
 class GPU(ApiModel):
     """GPUs of one replica, requested as an extended resource."""
 
-    count: int = Field(
-        default=0,
-        ge=0,
-        le=64,
-        json_schema_extra=rule(
-            "self <= 1",
-            "spec.resources.gpu.count must be 0 or 1, because the engine runs a model on one GPU and would leave the "
-            "others idle (spec.engine.tensorParallel divides models on CPUs only so far): set it to 1",
-        ),
-    )
-    """Number of GPUs per replica, at most 1. Must be 0 if spec.engine.device is cpu."""
+    count: int = Field(default=0, ge=0, le=engine_setting("tensor_parallel").maximum)
+    """Number of GPUs per replica, all on one node. Several divide the model among them (spec.engine.tensorParallel).
+    Must be 0 if spec.engine.device is cpu."""
     resource_name: str = Field(
         default="nvidia.com/gpu",
         max_length=253,

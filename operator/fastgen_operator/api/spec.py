@@ -89,9 +89,10 @@ class Spec(ApiModel):
             "GPUs without using them: set spec.engine.device to cuda or remove spec.resources.gpu",
         ),
         (
-            "self.engine.device == 'cpu' || self.engine.tensorParallel == 1",
-            "spec.engine.tensorParallel must be 1 if spec.engine.device is cuda, because the engine divides "
-            "models among processes on CPUs only so far, and runs a model on one GPU: remove it",
+            "self.engine.device == 'cpu' || !has(self.engine.tensorParallel) || self.resources.gpu.count == 0 || "
+            "self.engine.tensorParallel == self.resources.gpu.count",
+            "spec.engine.tensorParallel must equal spec.resources.gpu.count if spec.engine.device is cuda, because "
+            "each process of the model has a GPU of its own: remove it, and set spec.resources.gpu.count",
         ),
         (
             "!(has(self.replicas) && has(self.autoscaling) && self.autoscaling.mode == 'Auto')",
@@ -175,6 +176,12 @@ class Spec(ApiModel):
     def runs_on_one_node(self) -> bool:
         """Whether all replicas must run on one node, because their volume is attached to one node at a time."""
         return self.model.is_downloaded and self.cache is not None and self.cache.access_mode == "ReadWriteOnce"
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes among which the engine divides the model."""
+        on_gpus = self.resources.gpu.count if self.engine.device == "cuda" else 1
+        return self.engine.tensor_parallel or max(1, on_gpus)
 
     def has_minimum(self, replicas: int) -> bool:
         """Return whether the autoscaler sets the number of replicas, and `replicas` is at least minReplicas and 1."""

@@ -36,6 +36,8 @@ def build_pod(desired: Desired) -> Object:
     spec, settings = desired.spec, desired.platform.pods
     files = model_files(desired)
     downloads = spec.model.is_downloaded and not spec.is_preloaded
+    # NCCL's buffers are there if the GPUs cannot read each other's memory. NVIDIA recommends 1 GiB in containers.
+    has_ranks_on_gpus = spec.engine.device == "cuda" and spec.num_ranks > 1
     keys = {"secretName": spec.api_key_secret_name, "items": [{"key": API_KEY_FILE, "path": API_KEY_FILE}]}
     pod = {
         "serviceAccountName": desired.name,
@@ -48,7 +50,7 @@ def build_pod(desired: Desired) -> Object:
         "volumes": [
             SCRATCH_VOLUME,
             {"name": "cache", "emptyDir": {"sizeLimit": "10Gi"}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "256Mi"}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi" if has_ranks_on_gpus else "256Mi"}},
             *files.volumes,
             *([{"name": "api-keys", "secret": keys}] if spec.api_key_secret_name else []),
             *settings.volumes,
@@ -111,7 +113,7 @@ def engine_arguments(desired: Desired, model_path: str) -> list[str]:
         # Nothing of spec.autoscaling: turning it on or off must not replace the pods. auto is the engine's default.
         "inter_token_target": None if engine.inter_token_target == "auto" else engine.inter_token_target,
         # Engines of earlier versions, in spec.engine.image, have no such flag.
-        "tensor_parallel": None if engine.tensor_parallel == 1 else engine.tensor_parallel,
+        "tensor_parallel": None if spec.num_ranks == 1 else spec.num_ranks,
         "api_key_file": f"{API_KEY_FOLDER}/{API_KEY_FILE}" if spec.api_key_secret_name else None,
     }
     words: list[str] = []

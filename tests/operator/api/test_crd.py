@@ -64,13 +64,17 @@ INVALID: dict[str, tuple[Object, str]] = {
     "no device": (resource(engine={}), "spec.engine.device: Required value"),
     "an unknown device": (engine(device="tpu"), 'Unsupported value: "tpu": supported values: "cpu", "cuda"'),
     "device cuda without a GPU": (engine(device="cuda"), "spec.resources.gpu.count must be at least 1"),
-    "several GPUs": (
-        resource(engine={"device": "cuda"}, resources={"gpu": {"count": 2}}),
-        "spec.resources.gpu.count must be 0 or 1",
+    "more GPUs than eight": (
+        resource(engine={"device": "cuda"}, resources={"gpu": {"count": 9}}),
+        "spec.resources.gpu.count",
     ),
-    "a model divided among processes on a GPU": (
+    "more processes than GPUs": (
         resource(engine={"device": "cuda", "tensorParallel": 2}, resources={"gpu": {"count": 1}}),
-        "spec.engine.tensorParallel must be 1 if spec.engine.device is cuda",
+        "spec.engine.tensorParallel must equal spec.resources.gpu.count if spec.engine.device is cuda",
+    ),
+    "GPUs without a process": (
+        resource(engine={"device": "cuda", "tensorParallel": 1}, resources={"gpu": {"count": 4}}),
+        "spec.engine.tensorParallel must equal spec.resources.gpu.count if spec.engine.device is cuda",
     ),
     "more processes than eight": (engine(tensorParallel=9), "spec.engine.tensorParallel"),
     "no process": (engine(tensorParallel=0), "spec.engine.tensorParallel"),
@@ -507,7 +511,6 @@ def test_a_minimal_resource_gets_the_same_defaults_from_the_api_server_and_the_o
         "dtype": "auto",
         "interTokenTarget": "auto",
         "maxQueuedRequests": 1024,
-        "tensorParallel": 1,
         "kvCache": kv_cache,
     }
 
@@ -586,6 +589,6 @@ def test_engine_fields_have_the_defaults_and_bounds_of_the_engines_settings() ->
             )
             continue
         assert (field.get("minimum"), field.get("maximum")) == (setting.minimum, setting.maximum), name
-        assert field.get("default") == (None if name == "device" else setting.default), name
-        assert field["description"] == setting.help
+        assert field.get("default") == (None if name in ("device", "tensorParallel") else setting.default), name
+        assert field["description"].startswith(setting.help)
         assert tuple(field.get("enum", ())) == setting.choices

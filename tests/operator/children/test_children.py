@@ -84,6 +84,28 @@ def test_gpus_are_added_to_the_limits() -> None:
     assert "resources" not in container_of()
 
 
+@pytest.mark.parametrize(
+    ("engine", "resources", "ranks", "shared"),
+    [
+        ({"device": "cpu"}, {}, None, "256Mi"),
+        ({"device": "cpu", "tensorParallel": 2}, {}, "2", "256Mi"),
+        ({"device": "cuda"}, {"gpu": {"count": 1}}, None, "256Mi"),
+        ({"device": "cuda"}, {"gpu": {"count": 4}}, "4", "1Gi"),
+        ({"device": "cuda", "tensorParallel": 4}, {"gpu": {"count": 4}}, "4", "1Gi"),
+        ({"device": "cuda"}, {}, None, "256Mi"),  # a device is claimed
+        ({"device": "cuda", "tensorParallel": 2}, {}, "2", "1Gi"),
+    ],
+)
+def test_a_model_is_divided_among_the_gpus_of_its_pod(
+    engine: dict[str, Any], resources: dict[str, Any], ranks: str | None, shared: str
+) -> None:
+    pod = pod_of(engine=engine, resources=resources)
+    words = [*pod["containers"][0]["args"], "--tensor-parallel", None]
+    assert words[words.index("--tensor-parallel") + 1] == ranks
+    (volume,) = (each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm")
+    assert volume == {"medium": "Memory", "sizeLimit": shared}
+
+
 def test_the_pod_is_restricted_and_writes_to_mounted_volumes_only() -> None:
     pod = pod_of()
     container = pod["containers"][0]

@@ -1,4 +1,7 @@
-"""The cluster's nodes, for the placement of downloads. They are read when a download starts, and not watched."""
+"""The cluster's nodes, for the placement of downloads and the condition of pods that find no GPUs.
+
+They are read when a download starts or a pod lacks GPUs, and not watched.
+"""
 
 from __future__ import annotations
 

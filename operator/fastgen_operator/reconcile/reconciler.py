@@ -32,6 +32,7 @@ from fastgen_operator.reconcile.observe import needs_reconciles, observe, unpack
 from fastgen_operator.reconcile.older_crd import DroppedFields
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
+from fastgen_operator.status.conditions.pods_scheduled import lacks_gpus
 from fastgen_operator.status.status import (
     Notice,
     build_status,
@@ -316,7 +317,7 @@ class Reconciler:
         if plan.loads_to_read and memory.executor.is_due(plan, situation.observed):
             loads = self.read_loads(plan.loads_to_read, situation.spec.model.served_name or name)
             situation = replace(situation, in_flight_tokens=loads)
-        if plan.needs_nodes:
+        if plan.needs_nodes or lacks_gpus(situation):
             situation = replace(situation, nodes=self.nodes.read(self.now()))
         return situation, unreadable
 

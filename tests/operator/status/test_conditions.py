@@ -23,7 +23,7 @@ from fastgen_operator.status.conditions.condition import merge_conditions
 from fastgen_operator.status.conditions.exposed import EXPOSED
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
-from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED
+from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, lacks_gpus
 from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE
@@ -664,6 +664,27 @@ def test_conditions_follow_the_observed_state(
     condition = conditions[kind]
     assert (condition.status, condition.reason) == (status, reason)
     assert words in condition.message
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "words"),
+    [
+        (None, ""),  # the operator may not read nodes
+        ([0, None], "; a replica needs 2 nvidia.com/gpu, and no node has any"),
+        ([1, 0], "; a replica needs 2 nvidia.com/gpu, and the node with the most has 1"),
+        ([4, 8], "; a replica needs 2 nvidia.com/gpu, and the node with the most has 8, some of them in use"),
+    ],
+)
+def test_a_missing_gpu_is_compared_with_what_the_nodes_have(allocatable: list[int | None] | None, words: str) -> None:
+    nodes = [
+        {"status": {"allocatable": {} if number is None else {"nvidia.com/gpu": str(number)}}}
+        for number in allocatable or ()
+    ]
+    seen = situation(observed(pod(scheduled=NO_GPU), owner=GPU))
+    assert lacks_gpus(seen)
+    condition = all_conditions(replace(seen, nodes=tuple(nodes)), None)[PODS_SCHEDULED]
+    assert condition.message == f"1 of 1 pods cannot be scheduled; pod chat-new-x: {NO_GPU}{words}"
+    assert not lacks_gpus(situation(observed(pod(scheduled=NO_MEMORY), owner=GPU)))
 
 
 def test_conditions_are_unknown_until_the_deployment_controller_observes_the_latest_spec() -> None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
-from fastgen_operator.objects.pod import by_name
+from fastgen_operator.objects.pod import Pod, by_name
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
+from fastgen_operator.quantities import quantity
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 
@@ -20,7 +21,7 @@ PODS_SCHEDULED: Final = "PodsScheduled"
 
 def pods_scheduled(situation: Situation) -> Condition:
     """Compute the condition PodsScheduled."""
-    observed, spec = situation.observed, situation.spec
+    observed = situation.observed
     pods = observed.current_pods
     if situation.desired_replicas == 0:
         return true("ScaledToZero", "scaled to 0 replicas")
@@ -29,12 +30,11 @@ def pods_scheduled(situation: Situation) -> Condition:
     nodes = situation.volume_nodes((*observed.pods, *observed.fetch_pods))
     stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
     if stuck:
-        gpu = spec.resources.gpu
-        short = [(pod, words) for pod, words in stuck if gpu.count > 0 and is_short_of(gpu.resource_name, words)]
+        short = _short_of_gpus(situation)
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {pod.name}: {words}"
-        return false(reason, message + _hint(situation, nodes, words))
+        return false(reason, message + (_largest_node(situation) if short else "") + _hint(situation, nodes, words))
     held = [(pod, words) for pod in pods if (words := pod.gate) is not None]
     if held:
         pod, words = held[0]
@@ -47,6 +47,34 @@ def pods_scheduled(situation: Situation) -> Condition:
     message = f"{len(pods)} of {len(pods)} pods scheduled"
     where = f", all {_on_one_node(observed, nodes)}" if nodes else ""
     return true("AllScheduled", message + where)
+
+
+def lacks_gpus(situation: Situation) -> bool:
+    """Return whether a pod finds no node with enough GPUs: then the condition says how many nodes have."""
+    return situation.desired_replicas > 0 and bool(_short_of_gpus(situation))
+
+
+def _short_of_gpus(situation: Situation) -> list[tuple[Pod, str]]:
+    """Return the pods that find no node with enough GPUs, with the scheduler's message."""
+    gpu, pods = situation.spec.resources.gpu, situation.observed.current_pods
+    stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
+    return [(pod, words) for pod, words in stuck if gpu.count > 0 and is_short_of(gpu.resource_name, words)]
+
+
+def _largest_node(situation: Situation) -> str:
+    """Return how many GPUs the node with the most has; empty if the nodes are unknown.
+
+    How many are free is not known: pods of other namespaces, which the operator may not read, use them, too.
+    """
+    gpu = situation.spec.resources.gpu
+    counts = [
+        int(quantity(node["status"]["allocatable"].get(gpu.resource_name, 0)) or 0) for node in situation.nodes or ()
+    ]
+    if not counts:
+        return ""
+    most = f"the node with the most has {max(counts)}" if max(counts) else "no node has any"
+    in_use = ", some of them in use" if max(counts) >= gpu.count else ""
+    return f"; a replica needs {gpu.count} {gpu.resource_name}, and {most}{in_use}"
 
 
 def _hint(situation: Situation, nodes: Sequence[str], words: str) -> str:

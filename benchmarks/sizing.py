@@ -6,10 +6,13 @@ nothing is loaded or measured.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastgen.kv_cache.sizing import (
+    CacheMemory,
     gpu_cache_memory,
     least_memory,
     plan_kv_blocks,
@@ -17,13 +20,16 @@ from fastgen.kv_cache.sizing import (
     working_memory_bytes,
 )
 from fastgen.model.cache_shape import cache_shape
-from fastgen.model.config.architecture import ModelArchitecture
+from fastgen.model.config.architecture import EMBEDDING, HEAD, ModelArchitecture
 from fastgen.model.config.from_huggingface import architecture_from_huggingface
+from fastgen.model.partition import Partition, check_divisible
 from fastgen.settings import ConfigError, EngineConfig
 
 GIB = 1 << 30
 # GiB of a GPU as CUDA reports them, rounded down: L4 and A10; A100-40GB; L40S; A100-80GB and H100; H200.
 GPUS = (22, 39, 44, 79, 139)
+# Of pods with several GPUs, and how many.
+POD_GPUS, COUNTS = (22, 79), (1, 2, 4, 8)
 # Both processes of an engine beyond weights, cache and working memory: 477 MiB, measured (docs/benchmarks/engine.md).
 _PROCESSES = GIB // 2
 _CPU_TOKENS = 32768
@@ -97,6 +103,12 @@ MODELS: dict[str, ModelArchitecture] = {
     name: architecture_from_huggingface(config, None) for name, config in CONFIGS.items()
 }
 
+# Models of the table of several GPUs: those that may not fit on one.
+LARGE_MODELS = {name: model for name, model in MODELS.items() if model.num_parameters > 7 << 30}
+LARGE_MODELS["Qwen3-235B-A22B"] = architecture_from_huggingface(
+    _config(_QWEN3_MOE, 94, 4096, 12288, 64, 4, head_dim=128, moe_intermediate_size=1536), None
+)
+
 
 def gpu_tokens(model: ModelArchitecture, gpu_gib: int) -> int:
     """Return the tokens in the KV cache of a GPU in bfloat16; 0 if the model does not fit.
@@ -111,6 +123,50 @@ def gpu_tokens(model: ModelArchitecture, gpu_gib: int) -> int:
     try:
         blocks = plan_kv_blocks(config, model, kv, memory)
         resolve_max_model_length(config, model, kv, blocks)
+    except ConfigError:
+        return 0
+    return blocks * config.block_size
+
+
+def rank_parameters(model: ModelArchitecture, size: int) -> int:
+    """Return the number of parameters of the last of `size` ranks, which has the most."""
+    own = Partition(size - 1, size)
+    foreign = {number for layer in model.layers if layer.experts for number in range(layer.experts.count)} - {
+        number for layer in model.layers if layer.experts for number in own.share(layer.experts.count)
+    }
+    count = 0
+    for name, shape in own.architecture(model).tensor_shapes().items():
+        expert = re.search(r"\.experts\.(\d+)\.", name)
+        if expert is None or int(expert[1]) not in foreign:
+            rows = len(own.share(model.vocab_size)) if name in (EMBEDDING, HEAD) else shape[0]
+            count += math.prod((rows, *shape[1:]))
+    return count
+
+
+def gpu_context(model: ModelArchitecture, gpu_gib: int, size: int) -> int | None:
+    """Return the tokens in the KV cache of a model that is divided among `size` GPUs.
+
+    Each has its part of the weights and of the cache, and computes steps of the whole width. 0 if the model does not
+    fit, and None if it cannot be divided among so many.
+    """
+    if size == 1:
+        return gpu_tokens(model, gpu_gib)
+    try:
+        check_divisible(model, size)
+    except ConfigError:
+        return None
+    own = Partition(size - 1, size).architecture(model)
+    kv = cache_shape(own, 2)
+    config = EngineConfig(
+        model="", device="cuda", token_budget=_GPU_BUDGET, max_model_length=_LENGTH, tensor_parallel=size
+    )
+    free = max(0, gpu_gib * GIB - 2 * rank_parameters(model, size))
+    step = working_memory_bytes(config, own, kv)
+    each = gpu_cache_memory(config, total_bytes=gpu_gib * GIB, free_bytes=free, step_bytes=step)
+    memory = CacheMemory(each.default * size, each.limit * size)
+    try:
+        blocks = plan_kv_blocks(config, model, kv.of_ranks(size), memory)
+        resolve_max_model_length(config, model, kv.of_ranks(size), blocks)
     except ConfigError:
         return 0
     return blocks * config.block_size
@@ -137,6 +193,19 @@ def gpu_table() -> str:
     return "\n".join(lines)
 
 
+def gpus_table() -> str:
+    """Return a Markdown table: the tokens in the KV cache of models on 1, 2, 4 and 8 GPUs of a pod."""
+    columns = [(gib, size) for gib in POD_GPUS for size in COUNTS]
+    lines = [
+        f"| model | {' | '.join(f'{size} × {gib} GiB' for gib, size in columns)} |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for name, model in LARGE_MODELS.items():
+        found = (gpu_context(model, gib, size) for gib, size in columns)
+        lines.append(f"| {name} | {' | '.join('×' if each is None else _thousands(each) for each in found)} |")
+    return "\n".join(lines)
+
+
 def cpu_table() -> str:
     """Return a Markdown table: the KV cache of a token in bfloat16, and the memory on a CPU in both formats."""
     lines = [
@@ -156,4 +225,4 @@ def _thousands(tokens: int) -> str:
 
 
 if __name__ == "__main__":
-    print(f"{gpu_table()}\n\n{cpu_table()}")
+    print(f"{gpu_table()}\n\n{gpus_table()}\n\n{cpu_table()}")

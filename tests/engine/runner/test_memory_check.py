@@ -155,7 +155,9 @@ def test_the_gpus_of_all_ranks_together_need_room() -> None:
     source, sizes = source_of(MODELS["Qwen3-14B"]), {"free_bytes": 16 * GIB, "total_bytes": 16 * GIB}
     check_gpu_memory(source, settings(device="cuda", tensor_parallel=4), element_bytes=2, kv_bytes=2, **sizes)
     config = settings(device="cuda", max_model_length=40960, memory_percent=80, tensor_parallel=2)
-    with pytest.raises(ConfigError, match=r"needs 33\.\d GiB of memory .*, the group of 2 GPUs has 25\.6 left: use a GPU"):
+    with pytest.raises(
+        ConfigError, match=r"needs 33\.\d GiB of memory .*, the group of 2 GPUs has 25\.6 left: use a GPU"
+    ):
         check_gpu_memory(source, config, element_bytes=2, kv_bytes=2, **sizes)
 
 

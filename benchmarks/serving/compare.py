@@ -26,10 +26,12 @@ from benchmarks.serving.contenders import (
     in_turn,
     medians,
     process,
+    processor_seconds,
     ratios,
     server,
 )
 from fastgen.api_client.metrics import Interval, Scrape
+from fastgen.bench.workload import Workload
 
 _PATHS: Final = {
     "tokens/s": ("total_tokens_per_second",),
@@ -40,6 +42,8 @@ _PATHS: Final = {
     "gap max ms": ("inter_token_latency_ms", "max"),
 }
 FIGURES: Final = (*_PATHS, "memory MiB")
+# Of servers: independent of other load on the machine, if threads do not wait for each other.
+PROCESSOR: Final = "tokens per processor second"
 # Parts of the mean time to a first token, of servers with FastGen's metrics.
 PARTS: Final = ("queue ms", "prompt steps ms", "HTTP and client ms", "first token mean ms")
 
@@ -54,9 +58,11 @@ def measure(contender: Contender, flags: list[str], seed: int) -> Figures:
     metrics = contender.get("metrics")
     with server(contender) as session, process(command, contender, subprocess.PIPE) as running:
         memory = Memory(session if session is not None else running.pid)
+        began = processor_seconds(session) if session is not None else 0.0
         before = _after_warm_up(metrics, running) if metrics else None
         output, _ = running.communicate()
         most = memory.stop()
+        worked = processor_seconds(session) - began if session is not None else 0.0
         after = _scrape(metrics) if metrics else None
     if running.returncode or not output.strip():
         raise ContenderError(f"its command ended with code {running.returncode}")
@@ -64,6 +70,13 @@ def measure(contender: Contender, flags: list[str], seed: int) -> Figures:
     if result["failed"]:
         raise ContenderError(f"{result['failed']} of its requests failed")
     figures = figures_of(result, most)
+    if worked:
+        # The load's request to warm up is worked on, but not counted.
+        warm_up = Workload(**result["workload"]).warm_up()
+        tokens = (
+            result["prompt_tokens"] + result["generated_tokens"] + warm_up.prompt_tokens + warm_up.generation_tokens
+        )
+        figures[PROCESSOR] = tokens / worked
     if before is not None and after is not None:
         figures |= first_token_parts(Interval(before, after), result["time_to_first_token_ms"]["mean"])
     return figures

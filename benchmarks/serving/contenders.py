@@ -77,15 +77,28 @@ class Memory(threading.Thread):
 def resident_bytes(session: int) -> int:
     """Return the proportional set size of all processes of a session, file mappings included."""
     total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder, _ in _processes(session):
         with contextlib.suppress(OSError):  # it has ended
-            # After the name, which may contain blanks: state, parent, group, session.
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) != session:
-                continue
             for line in (folder / "smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
     return total
+
+
+def processor_seconds(session: int) -> float:
+    """Return the processor time of all processes of a session, system calls included."""
+    # Ticks in user mode and in the kernel.
+    ticks = sum(int(stat[11]) + int(stat[12]) for _, stat in _processes(session))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(session: int) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folder of each process of a session, and the fields of its stat that follow its name."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                yield folder, fields
 
 
 def expand(value: Any) -> Any:
@@ -201,7 +214,7 @@ def medians(outcomes: Mapping[str, Outcome], figures: Sequence[str]) -> str:
 def ratios(outcomes: Mapping[str, Outcome], pairs: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
     """Return the ratios within the rounds of pairs of contenders as a Markdown table: their median and range.
 
-    A pair of which one has no figures has no row.
+    A pair of which one has no figures has no row; without rows there is no table.
     """
     lines = ["| | " + " | ".join(figures) + " |", "|---" + "|---:" * len(figures) + "|"]
     for one, other in pairs:
@@ -213,4 +226,4 @@ def ratios(outcomes: Mapping[str, Outcome], pairs: Sequence[tuple[str, str]], fi
             cells.append(f"{statistics.median(found):.2f}{spread}")
         if cells:
             lines.append(f"| {one} : {other} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""

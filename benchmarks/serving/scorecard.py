@@ -5,8 +5,8 @@ FOLDER/NAME.md between two comments; NAME is that of the TOML file. A contender 
 with the reason. Nothing else should run on the machine.
 
 A section has the keys `title`, `text`, `rounds`, `ratios` (pairs of contenders) and `contenders`, and a load: `flags`
-of `fastgen bench` for the contenders of `compare.py`, or a table `long_prompts` for those of `long_prompts.py`. A
-contender's `version` is a command that prints it.
+of `fastgen bench` for the contenders of `compare.py`, or a table `long_prompts` for those of `long_prompts.py`. Its key
+`figures` names the columns to show, by default all. A contender's `version` is a command that prints it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def measure_section(section: Mapping[str, Any], svg: Path | None) -> dict[str, A
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "ratios": section["ratios"],
+        "figures": section.get("figures"),
         "contenders": {
             name: {
                 "version": versions[name],
@@ -82,14 +83,15 @@ def tables(recorded: Mapping[str, Any]) -> Iterator[str]:
         measured = [outcome for outcome in outcomes.values() if outcome.rounds]
         rounds = max((len(outcome.rounds) for outcome in measured), default=0)
         known = measured[0].rounds[0] if measured else dict[str, float]()
-        figures = [name for name in known if name not in compare.PARTS]
+        figures = section.get("figures") or [name for name in known if name not in (*compare.PARTS, compare.PROCESSOR)]
         yield f"## {section['title']}\n"
-        yield f"{section['text']} {section['machine']}, {section['date']}, medians of {rounds} rounds.\n"
+        number = "one round" if rounds == 1 else f"medians of {rounds} rounds"
+        yield f"{section['text']} {section['machine']}, {section['date']}, {number}.\n"
         yield f"{medians(outcomes, figures)}\n"
         if rows := ratios(outcomes, section["ratios"], figures):
             yield f"{rows}\n"
         parts = {name: outcome for name, outcome in outcomes.items() if compare.PARTS[0] in (outcome.rounds or [{}])[0]}
-        if parts:
+        if parts and not section.get("figures"):
             yield f"The mean time to a first token by parts:\n\n{medians(parts, compare.PARTS)}\n"
         yield "| contender | version | command |\n|---|---|---|"
         for name, found in section["contenders"].items():

@@ -82,9 +82,10 @@ def test_the_order_alternates_from_round_to_round() -> None:
     assert seen == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
 
 
-def test_memory_is_that_of_all_processes_of_the_session() -> None:
+def test_memory_and_processor_time_are_those_of_all_processes_of_the_session() -> None:
     assert contenders.resident_bytes(os.getsid(0)) > 1 << 20
-    assert contenders.resident_bytes(1 << 30) == 0
+    assert contenders.processor_seconds(os.getsid(0)) > 0
+    assert contenders.resident_bytes(1 << 30) == contenders.processor_seconds(1 << 30) == 0
 
 
 def test_the_time_to_a_first_token_is_divided_without_the_warm_up() -> None:
@@ -120,6 +121,11 @@ def test_a_section_is_recorded_and_shown(tmp_path: Path) -> None:
     assert "| none: not present: such: No such file or directory |" in text
     assert f"| one | 7 | `{good['run']}` |" in text
     assert scorecard.machine() in text
+    assert "| memory MiB |" in text
+    recorded["two"]["figures"] = ["tokens/s"]
+    scorecard.write_page(page, recorded)
+    assert "| | tokens/s |\n" in page.read_text()
+    assert "| memory MiB |" not in page.read_text()
 
 
 def test_the_page_shows_the_recorded_results(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class WindowPool:
         missing = length - len(table)
         assert missing <= self.num_free, f"{missing} blocks needed, {self.num_free} free"
         for _ in range(missing):
-            block = self._free.pop() if self._free else self._evict()
+            block = self._free.pop() if self._free else self._evict_oldest()
             self._ref_counts[block] = 1
             table.append(block)
 
@@ -148,7 +148,7 @@ class WindowPool:
         assert free.isdisjoint(self._place_of), "a cached block is free"
         assert len(free) + len(references) + len(unreferenced) == self.num_blocks, "a block is lost"
 
-    def _evict(self) -> int:
+    def _evict_oldest(self) -> int:
         block, _ = self._evictable.popitem(last=False)
         del self._block_of[self._place_of.pop(block)]
         return block

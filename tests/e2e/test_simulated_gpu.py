@@ -5,13 +5,15 @@ The node's GPUs are simulated (`cluster.gpus`). The pods' specifications are tho
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from cluster import gpus, standin
+from cluster import gpus, pod_faults, standin
 from cluster.bed import Bed
 from e2e.conftest import new_namespace
 from fastgen import LLM, SamplingParams
@@ -31,8 +33,12 @@ ENGINE = {
 }
 
 
-def on_gpu(name: str, **spec: Any) -> dict[str, Any]:
-    resources = {"gpu": {"count": 1}, "limits": {"memory": "3Gi"}}
+# Of which the node has three: the demo model's nine heads cannot be divided by two.
+SEVERAL = {"count": 3, "resourceName": "example.com/gpu"}
+
+
+def on_gpu(name: str, gpu: dict[str, Any] | None = None, memory: str = "3Gi", **spec: Any) -> dict[str, Any]:
+    resources = {"gpu": gpu or {"count": 1}, "limits": {"memory": memory}}
     return manifest(name, engine=ENGINE, resources=resources, **spec)
 
 
@@ -64,10 +70,15 @@ def only_pod(space: ServedNamespace) -> dict[str, Any]:
     return pod
 
 
-def test_a_pod_with_a_gpu_serves_the_tokens_of_the_cpu(space: ServedNamespace) -> None:
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """The completions of the CPU's kernels."""
     llm = LLM(str(standin.model_file()), max_model_length=2048, quantization="none")
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    expected = [output.text for output in llm.generate(list(PROMPTS), sampling)]
+    return [output.text for output in llm.generate(list(PROMPTS), sampling)]
+
+
+def test_a_pod_with_a_gpu_serves_the_tokens_of_the_cpu(space: ServedNamespace, expected: list[str]) -> None:
     space.wait_condition("Ready", "True")
     limits = only_pod(space)["spec"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == "1"
@@ -107,6 +118,7 @@ def test_a_second_deployment_waits_for_the_gpu_of_the_first(space: ServedNamespa
     space.apply(on_gpu("second"))
     waiting = space.wait_condition("PodsScheduled", "False", "InsufficientGPU", name="second")
     assert "Insufficient nvidia.com/gpu" in waiting["message"]
+    assert "a replica needs 1 nvidia.com/gpu, and the node with the most has 1, some" in waiting["message"]
     assert space.condition("Ready", "chat")["status"] == "True"
     space.kubectl("scale", "fgd/chat", "--replicas=0")
     eventually(lambda: not space.pods("chat"), within=60, what="the deletion of the first deployment's pod")
@@ -115,3 +127,30 @@ def test_a_second_deployment_waits_for_the_gpu_of_the_first(space: ServedNamespa
     space.wait_condition("Ready", "True", name="second")
     with space.url("second") as url:
         assert first_answers(url)
+
+
+@pytest.fixture
+def several(space: ServedNamespace) -> None:
+    """Give the node three GPUs of another name."""
+    (node,) = space.kubectl("get", "nodes", "--output=name").split()
+    gpus = json.dumps({"status": {"capacity": {SEVERAL["resourceName"]: str(SEVERAL["count"])}}})
+    space.kubectl("patch", node, "--subresource=status", "--type=merge", f"--patch={gpus}")
+
+
+@pytest.mark.usefixtures("several")
+def test_a_model_on_several_gpus_survives_a_killed_rank(space: ServedNamespace, expected: list[str]) -> None:
+    for name in ("chat", "second"):
+        space.kubectl("delete", f"fgd/{name}", "--ignore-not-found")
+    space.apply(on_gpu("divided", SEVERAL, memory="4Gi"))
+    space.wait_condition("Ready", "True", name="divided")
+    (pod,) = space.pods("divided")
+    engine = pod["spec"]["containers"][0]
+    assert engine["resources"]["limits"][SEVERAL["resourceName"]] == "3"
+    assert engine["args"][engine["args"].index("--tensor-parallel") + 1] == "3"
+    with space.url("divided") as url:
+        assert first_answers(url) == expected
+        pod_faults.kill(pod, "fastgen.runner.ranks.process")
+        failed = space.wait_condition("Ready", "False", name="divided")
+        assert re.search(r"rank [12]: its process was killed by SIGKILL", failed["message"]), failed
+        space.wait_condition("Ready", "True", name="divided")
+        assert first_answers(url) == expected

@@ -103,4 +103,4 @@ def test_most_end_to_end_tests_run_on_the_cluster_of_a_kubeconfig(bed: Bed, name
         bed.build_image("operator")
     files = {path.name for path in Path(__file__).parent.glob("test_*.py")}
     assert ON_THE_NODE.keys() < files
-    assert len(ON_THE_NODE) < len(files) / 2
+    assert len(ON_THE_NODE) <= len(files) / 2

@@ -96,7 +96,7 @@ def test_the_commands_for_a_cluster_of_ones_own_end_with_an_answer(
     assert "Berlin" in output
 
 
-def test_most_end_to_end_tests_run_on_the_cluster_of_a_kubeconfig(bed: Bed, namespace: ServedNamespace) -> None:
+def test_half_of_the_files_or_more_run_on_the_cluster_of_a_kubeconfig(bed: Bed, namespace: ServedNamespace) -> None:
     assert namespace.cluster is bed
     assert bed.kind == "external"
     with pytest.raises(RuntimeError, match="push it to a registry that the cluster of FASTGEN_KUBECONFIG pulls from"):

@@ -64,7 +64,7 @@ def run(folder: Path, cache_dtype: torch.dtype | None = FLOAT8) -> tuple[KVCache
         subject.num_computed_tokens = start
         ticket = runner.launch(builder.build(StepPlan((Chunk(subject, start, end - start),))))
         ticket.sample([])
-    return cache, ticket._forward.hidden
+    return cache, ticket.forward.hidden
 
 
 @pytest.mark.parametrize("name", [COMPRESSED, MODELOPT], ids=["compressed-tensors", "modelopt"])

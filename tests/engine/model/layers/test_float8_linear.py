@@ -104,7 +104,7 @@ def hidden(folder: Path) -> torch.Tensor:
         subject.num_computed_tokens = start
         ticket = runner.launch(builder.build(StepPlan((Chunk(subject, start, end - start),))))
         ticket.sample([])
-    last: torch.Tensor = ticket._forward.hidden[-1].float()
+    last: torch.Tensor = ticket.forward.hidden[-1].float()
     return last
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "operator", "gateway", "tests")]
 
+from cluster.pod_faults import limit_group  # noqa: E402
 from engine.server.serving import REAL, Serving, serving  # noqa: E402
 from fastgen.api_client.http import RemoteServer  # noqa: E402
 from fastgen.bench.workload import Workload  # noqa: E402
@@ -142,21 +143,15 @@ def run(send: Callable[[Arrival], Answer], requests: Sequence[Arrival], warm_up:
 
 
 @contextmanager
-def processor_limit(name: str) -> Iterator[tuple[Path, Callable[[float], None]]]:
-    """Make a cgroup; yield its file of processes, and a function that sets its limit in cores."""
+def cgroup(name: str) -> Iterator[Path]:
+    """Make a cgroup that can limit the processor time of processes; yield its folder."""
     first = Path("/sys/fs/cgroup/cpu")
     root = first if first.is_dir() else Path("/sys/fs/cgroup")
     folder = root / f"fastgen-{os.getpid()}-{name}"
     folder.mkdir()
 
-    def limit(cores: float) -> None:
-        if root == first:
-            (folder / "cpu.cfs_quota_us").write_text(str(int(100_000 * cores)))
-        else:
-            (folder / "cpu.max").write_text(f"{int(100_000 * cores)} 100000")
-
     try:
-        yield folder / "cgroup.procs", limit
+        yield folder
     finally:
         for _ in range(100):  # until the kernel has removed the killed processes
             try:
@@ -182,7 +177,7 @@ def main() -> None:
     print(describe_processor(), f"{options.rate:g} requests/s, {options.seconds:g} s")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engines, limits = start(stack, folder)
+        engines, groups = start(stack, folder)
         api = ApiServerStandIn(LoopThread())
         stack.callback(api.stop)
         (folder / "gateway").mkdir()
@@ -201,15 +196,11 @@ def main() -> None:
             "gateway": (Choice([pod.url], random_choice), rate),
         }
         for what, cores in (("three replicas", CORES), ("one of three with a third of the processor time", SLOW_CORES)):
-            limits[-1](cores)
+            limit_group(groups[-1], cores)
             print(f"\n{what}\n| routing | requests | first token p50, s | p95 | p99 | from the prefix cache, % |")
             print("|---|---|---|---|---|---|")
-            one = Choice(urls[:1], random_choice)
-            print(
-                row("one replica, a third of the rate", measure(one, f"{what} one", options.rate / REPLICAS, options))
-            )
-            for name, send in routings.items():
-                print(row(name, measure(send, f"{what} {name}", options.rate, options)), flush=True)
+            for name, (send, of_all) in routings.items():
+                print(row(name, measure(send, f"{what}, {name}", of_all, options)), flush=True)
 
 
 def measure(send: Callable[[Arrival], Answer], name: str, rate: float, options: argparse.Namespace) -> list[Answer]:
@@ -218,21 +209,20 @@ def measure(send: Callable[[Arrival], Answer], name: str, rate: float, options: 
     return run(send, arrivals(name, rate, warm_up + options.seconds), warm_up)
 
 
-def start(stack: ExitStack, folder: Path) -> tuple[list[Serving], list[Callable[[float], None]]]:
-    """Start the engines, and return them and what sets their limits."""
-    engines, limits = [], []
+def start(stack: ExitStack, folder: Path) -> tuple[list[Serving], list[Path]]:
+    """Start the engines, each in a cgroup with a limit; return them and the folders of the cgroups."""
+    engines, groups = [], []
     for number in range(REPLICAS):
         own = folder / str(number)
         own.mkdir()
-        processes, limit = stack.enter_context(processor_limit(str(number)))
-        command = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(processes), *REAL)
+        groups.append(stack.enter_context(cgroup(str(number))))
+        command = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(groups[-1] / "cgroup.procs"), *REAL)
         flags = ("--served-model-name", "m", "--kv-cache-memory", CACHE)
         engines.append(stack.enter_context(serving(own, *flags, command=command)))
-        limits.append(limit)
-    for engine, limit in zip(engines, limits, strict=True):
+    for engine, group in zip(engines, groups, strict=True):
         engine.wait_status("/ready", 200)
-        limit(CORES)
-    return engines, limits
+        assert limit_group(group, CORES)
+    return engines, groups
 
 
 if __name__ == "__main__":

@@ -21,17 +21,22 @@ def limit_cpus(pod: dict[str, Any], cpus: float) -> None:
 
     Raises RuntimeError if the container has no cgroup here.
     """
+    if not any(limit_group(folder, cpus) for folder in _folders(pod)):
+        raise RuntimeError(f"pod {pod['metadata']['name']}: its container has no cgroup that limits the CPU")
+
+
+def limit_group(folder: Path, cpus: float) -> bool:
+    """Let the processes of a cgroup use no more than that many CPUs; return whether the cgroup limits the CPU."""
     quota = int(cpus * PERIOD_MICROSECONDS)
-    for folder in _folders(pod):
-        if (folder / "cpu.max").exists():
-            (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
-            return
-        if (folder / "cpu.cfs_quota_us").exists():
-            # Set the quota first: a shorter period alone would let the container exceed the limit of its pod.
-            (folder / "cpu.cfs_quota_us").write_text(str(quota))
-            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
-            return
-    raise RuntimeError(f"pod {pod['metadata']['name']}: its container has no cgroup that limits the CPU")
+    if (folder / "cpu.max").exists():
+        (folder / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+        return True
+    if (folder / "cpu.cfs_quota_us").exists():
+        # Set the quota first: a shorter period alone would let the container exceed the limit of its pod.
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+        return True
+    return False
 
 
 def stop_next(program: str, seconds: float) -> str:

@@ -86,8 +86,7 @@ def resident_bytes(session: int) -> int:
 
 
 def processor_seconds(session: int) -> float:
-    """Return the processor time of all processes of a session, system calls included."""
-    # Ticks in user mode and in the kernel.
+    """Return the processor time of all processes of a session, in user mode and in the kernel."""
     ticks = sum(int(stat[11]) + int(stat[12]) for _, stat in _processes(session))
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -212,7 +211,7 @@ def medians(outcomes: Mapping[str, Outcome], figures: Sequence[str]) -> str:
 
 
 def ratios(outcomes: Mapping[str, Outcome], pairs: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
-    """Return the ratios within the rounds of pairs of contenders as a Markdown table: their median and range.
+    """Return a Markdown table of the ratio of each pair of contenders: median and range over the rounds.
 
     A pair of which one has no figures has no row; without rows there is no table.
     """

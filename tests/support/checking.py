@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+
 from fastgen.engine.core import Engine
-from support.simulation import solo, solo_prompt_logprobs
-from support.workloads import Arrival, Outcome, Step
+from support.simulation import SimulatedRunner, make_engine, solo, solo_prompt_logprobs
+from support.workloads import Arrival, Outcome, Step, Workload, play, random_workload
 
 
 def check_step(engine: Engine, step: Step, token_budget: int) -> None:
@@ -73,3 +77,25 @@ def check_outcome(outcome: Outcome, arrivals: tuple[Arrival, ...] | list[Arrival
     assert pool.window is None or pool.window.num_free == pool.window.num_blocks
     assert not engine.has_work
     engine._scheduler.check_integrity()
+
+
+def check_recomputed_workloads(
+    make: Callable[[random.Random, Workload], SimulatedRunner], seeds: Iterable[int], block_size: int
+) -> list[Outcome]:
+    """Play random workloads whose preempted sequences are recomputed, check each step and outcome, and return these.
+
+    Args:
+        make: returns the runner of a workload.
+        seeds: one of each workload.
+        block_size: of the runners.
+    """
+    outcomes = []
+    for seed in seeds:
+        rng = random.Random(seed)
+        workload = random_workload(rng, block_size=block_size)
+        budget, settings = workload.token_budget, workload.settings | {"preemption": "recompute"}
+        engine = make_engine(make(rng, workload), token_budget=budget, max_sequences=workload.max_sequences, **settings)
+        outcome = play(engine, workload.arrivals, partial(check_step, token_budget=budget))
+        check_outcome(outcome, workload.arrivals, engine)
+        outcomes.append(outcome)
+    return outcomes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +19,8 @@ from fastgen.core.step_output import StepOutput
 from fastgen.core.step_plan import Chunk, StepPlan
 from fastgen.engine.core import Engine
 from fastgen.model.forward_input import ForwardInput, HostRows
-from fastgen.model.native import open_checkpoint
+from fastgen.model.layers.decoder import Decoder
+from fastgen.model.native import load_on_cpu, load_on_torch, open_checkpoint
 from fastgen.model.source import ModelSource
 from fastgen.model.step_input import StepInput, StepInputBuilder
 from fastgen.runner.interface import Ticket
@@ -27,7 +29,13 @@ from fastgen.runner.runner import ModelRunner
 from fastgen.settings import EngineConfig
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedModel
+
+# How a native model is loaded for each backend of CPUs.
+LOADS: dict[str, abc.Callable[..., Decoder[Any]]] = {
+    "kernels": load_on_cpu,
+    "torch": partial(load_on_torch, device=torch.device("cpu"), dtype=torch.float32),
+}
 
 
 def load(
@@ -169,6 +177,20 @@ def run_in_chunks(runner: ModelRunner, tokens: list[int], blocks: list[int], siz
         index += 1
     assert rows.shape == (1, runner.vocab_size)
     return rows[0]
+
+
+def logits_of(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] of a model of transformers."""
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return found
+
+
+def assert_greedy(model: PreTrainedModel, start: list[int], output: list[int], num_tokens: int) -> None:
+    """Assert that each of `num_tokens` tokens has the highest logit in transformers, given all tokens before it."""
+    assert len(output) == num_tokens
+    best = logits_of(model, start + output[:-1])[len(start) - 1 :].argmax(-1)
+    assert output == best.tolist()
 
 
 def transformers_twin(source: ModelSource) -> LlamaForCausalLM:

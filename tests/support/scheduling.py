@@ -82,6 +82,13 @@ def run_to_end(s: Scheduler, token: int = 7) -> None:
         run(s, token)
 
 
+def serve(s: Scheduler, sequence: Sequence) -> int:
+    """Run a sequence to its end and return how many tokens of its prompt were cached."""
+    s.add(sequence)
+    run_to_end(s)
+    return sequence.num_cached_tokens
+
+
 def sizes(plan: StepPlan) -> dict[str, int]:
     """Return the tokens of the step by request id."""
     return {chunk.sequence.id: chunk.num_tokens for chunk in plan.chunks}

@@ -1,4 +1,4 @@
-"""Print the throughput of 1 to 16 simulated replicas behind the gateway, relative to one replica's.
+"""Print how throughput scales from 1 to 16 simulated replicas behind the gateway.
 
 Each fleet gets half more than its share of the requests that three replicas serve in time, which saturates it on these
 traces; how many turns `agent-sessions` has depends more on chance. Results are identical on every machine.

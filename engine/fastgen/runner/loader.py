@@ -396,8 +396,8 @@ def with_cache(
     if grouped is not None:
         planned = plan_window_blocks(config, shape, grouped.of_ranks(group.size), cache_memory)
         num_window_blocks = group.agree(planned)
-    if grouped is not None and num_window_blocks:
-        own_kv, kv = grouped, grouped.of_ranks(group.size)
+        if num_window_blocks:
+            own_kv, kv = grouped, grouped.of_ranks(group.size)
     num_blocks = group.agree(plan_kv_blocks(config, shape, kv, cache_memory, num_state_slots, num_window_blocks))
     max_model_length = resolve_max_model_length(config, shape, kv, num_blocks)
     if num_window_blocks and not group.rank:

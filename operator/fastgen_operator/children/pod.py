@@ -36,7 +36,7 @@ def build_pod(desired: Desired) -> Object:
     spec, settings = desired.spec, desired.platform.pods
     files = model_files(desired)
     downloads = spec.model.is_downloaded and not spec.is_preloaded
-    # NCCL's buffers are there if the GPUs cannot read each other's memory. NVIDIA recommends 1 GiB in containers.
+    # NCCL puts its buffers into /dev/shm if the GPUs cannot access each other's memory. NVIDIA recommends 1 GiB.
     has_ranks_on_gpus = spec.engine.device == "cuda" and spec.num_ranks > 1
     keys = {"secretName": spec.api_key_secret_name, "items": [{"key": API_KEY_FILE, "path": API_KEY_FILE}]}
     pod = {

@@ -10,23 +10,13 @@ import pytest
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.blocks.state_pool import StatePool
 from fastgen.core.scheduler import Scheduler
-from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import StepPlan
-from support.checking import check_outcome, check_step
-from support.scheduling import Arrivals, run, scheduler
-from support.simulation import SimulatedRunner, make_engine
-from support.workloads import play, random_workload
+from support.checking import check_recomputed_workloads
+from support.scheduling import Arrivals, run, scheduler, serve
+from support.simulation import SimulatedRunner
+from support.workloads import Workload
 
 BLOCK = 4
-
-
-def serve(s: Scheduler, sequence: Sequence) -> int:
-    """Run a sequence to its end and return how many tokens of its prompt were cached."""
-    s.add(sequence)
-    while s.has_work:
-        run(s)
-        s.check_integrity()
-    return sequence.num_cached_tokens
 
 
 def hybrid(slots: int = 20, **options: int) -> Scheduler:
@@ -127,20 +117,13 @@ def test_a_sequence_holds_its_slot_until_no_step_in_flight_computes_it() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 def test_every_completed_request_equals_its_solo_run(steps_in_flight: int) -> None:
-    seen: Counter[str] = Counter()
-    for number in range(60):
-        rng = random.Random(1000 * steps_in_flight + number)
-        workload = random_workload(rng, block_size=BLOCK)
+    def make(rng: random.Random, workload: Workload) -> SimulatedRunner:
         slots = rng.choice((3, 4, 8, 50))
-        runner = SimulatedRunner(workload.num_blocks, BLOCK, num_state_slots=slots, steps_in_flight=steps_in_flight)
-        settings = workload.settings | {"preemption": "recompute"}
-        engine = make_engine(
-            runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **settings
-        )
-        outcome = play(
-            engine, workload.arrivals, lambda e, step, budget=workload.token_budget: check_step(e, step, budget)
-        )  # type: ignore[misc]
-        check_outcome(outcome, workload.arrivals, engine)
+        return SimulatedRunner(workload.num_blocks, BLOCK, num_state_slots=slots, steps_in_flight=steps_in_flight)
+
+    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 60)
+    seen: Counter[str] = Counter()
+    for outcome in check_recomputed_workloads(make, seeds, BLOCK):
         seen["recomputed"] += outcome.preemptions > 0
         seen["started from a snapshot"] += sum(outcome.cached_tokens.values()) > 0
         seen["cancelled"] += bool(outcome.cancelled)

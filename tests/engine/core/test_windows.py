@@ -10,12 +10,11 @@ import pytest
 from fastgen.core.blocks.block_pool import BlockPool
 from fastgen.core.blocks.window_pool import LEFT, WindowGroup, WindowPool, most_held
 from fastgen.core.scheduler import Scheduler
-from fastgen.core.sequence import Sequence
 from fastgen.core.step_plan import StepPlan
-from support.checking import check_outcome, check_step
-from support.scheduling import Arrivals, run, run_to_end, scheduler, sizes
+from support.checking import check_outcome, check_recomputed_workloads, check_step
+from support.scheduling import Arrivals, run, run_to_end, scheduler, serve, sizes
 from support.simulation import SimulatedRunner, make_engine
-from support.workloads import Arrival, play, random_window, random_workload
+from support.workloads import Arrival, Workload, play, random_window
 
 BLOCK = 4
 
@@ -29,13 +28,6 @@ def windowed(window: int, blocks: int, *, budget: int = 64, **options: int) -> t
 def tokens(count: int, *, shared: int = 0, own: int = 0) -> list[int]:
     """Return a prompt whose first `shared` tokens are those of all others."""
     return [1 + place for place in range(shared)] + [1000 * own + 500 + place for place in range(count - shared)]
-
-
-def serve(s: Scheduler, sequence: Sequence) -> int:
-    """Run a sequence to its end and return how many tokens of its prompt were cached."""
-    s.add(sequence)
-    run_to_end(s)
-    return sequence.num_cached_tokens
 
 
 @pytest.mark.parametrize("salt", ["", None])
@@ -198,20 +190,13 @@ def test_a_request_that_waits_for_prompt_logprobs_computes_all_tokens() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 def test_every_completed_request_equals_its_solo_run(steps_in_flight: int) -> None:
-    seen: Counter[str] = Counter()
-    for number in range(60):
-        rng = random.Random(1000 * steps_in_flight + number)
-        workload = random_workload(rng, block_size=BLOCK)
+    def make(rng: random.Random, workload: Workload) -> SimulatedRunner:
         group = random_window(rng, BLOCK)
-        runner = SimulatedRunner(workload.num_blocks, BLOCK, window_group=group, steps_in_flight=steps_in_flight)
-        settings = workload.settings | {"preemption": "recompute"}
-        engine = make_engine(
-            runner, token_budget=workload.token_budget, max_sequences=workload.max_sequences, **settings
-        )
-        outcome = play(
-            engine, workload.arrivals, lambda e, step, budget=workload.token_budget: check_step(e, step, budget)
-        )  # type: ignore[misc]
-        check_outcome(outcome, workload.arrivals, engine)
+        return SimulatedRunner(workload.num_blocks, BLOCK, window_group=group, steps_in_flight=steps_in_flight)
+
+    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 60)
+    seen: Counter[str] = Counter()
+    for outcome in check_recomputed_workloads(make, seeds, BLOCK):
         seen["preempted"] += outcome.preemptions > 0
         seen["found in the cache"] += sum(outcome.cached_tokens.values()) > 0
         seen["cancelled"] += bool(outcome.cancelled)

@@ -255,7 +255,7 @@ def shapes(name: str) -> tuple[KVShape, KVShape]:
 
 @pytest.mark.parametrize(("name", "before", "after"), [("gemma3", 15872, 3028), ("gpt-oss", 1536, 774)])
 def test_layers_with_a_window_keep_only_it(name: str, before: int, after: int) -> None:
-    """MiB of the KV of one sequence of 32,768 tokens, as in docs/decisions/076."""
+    """The keys and values of one sequence of 32,768 tokens take so many MiB: the table of docs/decisions/076."""
     whole, grouped = shapes(name)
     assert grouped.windowed is not None
     assert grouped.windowed.window is not None

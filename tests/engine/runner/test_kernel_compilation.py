@@ -68,7 +68,7 @@ def test_the_kernels_of_all_first_steps_are_compiled_and_no_others(
 
 @pytest.mark.slow
 def test_the_kernels_of_a_rank_are_those_of_its_part(gpu: torch.device, tmp_path: Path) -> None:
-    """Rank 0 compiles them for all: those of the others are the same."""
+    """All ranks launch the same kernels, so rank 0 compiles them for all."""
     source = ModelSource.open(str(saved("qwen3-moe", tmp_path)))
     config = EngineConfig(model="", device="cuda", token_budget=64, max_sequences=8, block_size=16)
     alone, first, last = (

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from fastgen.core.blocks.window_pool import WindowGroup, most_held
 from fastgen.core.sampling_params import SamplingParams
-from fastgen.model.layers.decoder import Decoder
-from fastgen.model.native import load_on_cpu, load_on_torch
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import host_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from fastgen.settings import EngineConfig
-from support.driving import FewBlocks, Outcome, generate
+from support.driving import LOADS, FewBlocks, assert_greedy, generate
 from support.tiny_models import TINY, prompt, saved
 
 pytestmark = pytest.mark.slow  # over ten seconds
@@ -28,10 +23,6 @@ NUM_TOKENS = 40
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 WINDOW = 8
 LEAST = most_held(WINDOW, BLOCK_SIZE)
-LOADS: dict[str, Callable[..., Decoder]] = {
-    "kernels": load_on_cpu,
-    "torch": partial(load_on_torch, device=torch.device("cpu"), dtype=torch.float32),
-}
 
 
 def load(name: str, way: str, root: Path, **settings: int) -> ModelRunner:
@@ -46,20 +37,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("windows")
 
 
-def assert_greedy(name: str, prompts: list[list[int]], outcome: Outcome) -> None:
-    """Check by induction that each token is the best one by transformers' logits."""
-    theirs = TINY[name].build()
-    for start, output in zip(prompts, outcome.tokens, strict=True):
-        assert len(output) == NUM_TOKENS
-        with torch.inference_mode():
-            logits = theirs(torch.tensor([start + output[:-1]]), use_cache=False).logits[0]
-        assert output == logits[len(start) - 1 :].argmax(-1).tolist()
-
-
 @pytest.mark.parametrize("way", LOADS)
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "gemma4-shared"])
 def test_tokens_equal_transformers_over_many_windows(name: str, way: str, root: Path) -> None:
-    runner = load(name, way, root)
+    runner, theirs = load(name, way, root), TINY[name].build()
     assert runner.window_group is not None
     assert runner.window_group.window == WINDOW
     common = prompt(90)
@@ -69,7 +50,8 @@ def test_tokens_equal_transformers_over_many_windows(name: str, way: str, root: 
         few = replace(FewBlocks(runner, num_blocks), window_group=group)
         for at_once in (1, 4):
             outcome = generate(few, prompts, GREEDY, token_budget=budget, at_once=at_once)
-            assert_greedy(name, prompts, outcome)
+            for start, output in zip(prompts, outcome.tokens, strict=True):
+                assert_greedy(theirs, start, output, NUM_TOKENS)
             assert at_once == 1 or num_window_blocks == 12 or outcome.preemptions > 0
             assert sum(outcome.cached) > 0 or num_window_blocks == LEAST
 

@@ -41,7 +41,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated: free ones and evictable ones."""
+        """Number of blocks that can be allocated: free and evictable ones."""
         return len(self._free) + self._prefix_cache.num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -67,7 +67,7 @@ class BlockPool:
             table.append(block)
 
     def release(self, table: list[int]) -> None:
-        """Drop the references to all blocks of `table` and empty it."""
+        """Drop the references to all blocks of `table`, and clear it."""
         for block in reversed(table):  # children before their parents, see `fastgen.core.blocks.prefix_cache`
             self._unref(block)
         table.clear()
@@ -165,7 +165,7 @@ class HostBuffer:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated."""
+        """Number of blocks that can be allocated."""
         return len(self._free)
 
     def allocate(self, num_blocks: int) -> list[int]:

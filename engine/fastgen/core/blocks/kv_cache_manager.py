@@ -28,7 +28,7 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated for a sequence: of all layers, if they have different ones."""
+        """Number of blocks that a sequence can be given: of two groups of layers, the lower number."""
         free = self.pool.num_free
         return free if self.window is None else min(free, self.window.num_free)
 

@@ -58,7 +58,7 @@ class WindowPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated: free ones and evictable ones."""
+        """Number of blocks that can be allocated: free and evictable ones."""
         return len(self._free) + len(self._evictable)
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -66,7 +66,7 @@ class WindowPool:
         return min(-(-num_tokens // self._block_size), self._most_held)
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first block that is read after the whole blocks among `num_tokens` computed tokens."""
+        """Return the index of the first block that a token after the last full block of `num_tokens` tokens reads."""
         return max(0, num_tokens // self._block_size * self._block_size - self.window + 1) // self._block_size
 
     def extend(self, table: list[int], length: int) -> None:
@@ -88,7 +88,7 @@ class WindowPool:
             table[index] = LEFT
 
     def release(self, table: list[int]) -> None:
-        """Drop the references to all blocks of `table` and empty it."""
+        """Drop the references to all blocks of `table`, and clear it."""
         for block in reversed(table):
             if block != LEFT:
                 self._unref(block)

@@ -1,4 +1,4 @@
-"""The group of ranks on CPUs, over gloo; and what groups have in common."""
+"""Collectives of ranks on CPUs, over gloo; the group on GPUs derives from them."""
 
 from __future__ import annotations
 

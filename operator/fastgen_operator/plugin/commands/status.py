@@ -128,7 +128,7 @@ def one_screen(found: Overview, screen: Screen, now: datetime, gateway: Sequence
 
 
 def _served(model: dict[str, Any]) -> str:
-    """Describe the model, for example `llama, 135 M parameters, GGUF Q4_1, 0.1 GiB, up to 2,048 tokens`."""
+    """Return a line about the model, such as `llama, 135 M parameters, GGUF Q4_1, 0.1 GiB, up to 2,048 tokens`."""
     words = [model["family"]] if "family" in model else []
     if "parameters" in model:
         words.append(f"{model['parameters'] / 1e6:,.0f} M parameters")

@@ -99,7 +99,7 @@ def test_experts_with_biases_equal_their_twin(
 
 @pytest.mark.parametrize(("rows", "count", "top_k"), [(1, 8, 2), (37, 5, 3), (130, 3, 2)])
 def test_experts_of_other_ranks_add_nothing(interpreted: Import, rows: int, count: int, top_k: int) -> None:
-    """Two ranks, each with some of the experts: the sum of their results is that of all."""
+    """The results of two ranks, each with some of the experts, add up to the result of all experts."""
     x, gate_up, down, weights, ids = mixture(rows, count, top_k)
     whole = experts.experts(x, gate_up, down, weights, ids, "silu")
     first = count // 2

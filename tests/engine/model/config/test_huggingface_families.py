@@ -6,9 +6,7 @@ for both backends: the CPU kernels and torch operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,12 @@ from transformers import PreTrainedModel
 from fastgen.core.sampling_params import SamplingParams
 from fastgen.model.config.huggingface_families import FAMILIES
 from fastgen.model.config.multimodal import MULTIMODAL
-from fastgen.model.layers.decoder import Decoder
-from fastgen.model.native import load_on_cpu, load_on_torch
+from fastgen.model.native import load_on_torch
 from fastgen.model.source import ModelSource
 from fastgen.runner.loader import host_runner, with_cache
 from fastgen.runner.runner import ModelRunner
 from fastgen.settings import EngineConfig
-from support.driving import FewBlocks, generate, run_in_chunks
+from support.driving import LOADS, FewBlocks, assert_greedy, generate, logits_of, run_in_chunks
 from support.tiny_models import PROMPT_LENGTH, TINY, TINY_MULTIMODAL, prompt, saved
 
 pytestmark = pytest.mark.slow  # together over ten seconds
@@ -33,12 +30,6 @@ BLOCK_SIZE = 16
 NUM_TOKENS = 12
 MODELS = TINY | TINY_MULTIMODAL
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-
-Load = Callable[..., Decoder]
-LOADS: dict[str, Load] = {
-    "kernels": load_on_cpu,
-    "torch": partial(load_on_torch, device=torch.device("cpu"), dtype=torch.float32),
-}
 
 
 @dataclass(frozen=True)
@@ -49,16 +40,8 @@ class Pair:
     theirs: PreTrainedModel
     shortest: int
 
-    def their_logits(self, tokens: list[int]) -> torch.Tensor:
-        with torch.inference_mode():
-            logits: torch.Tensor = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0]
-        return logits
-
     def assert_greedy(self, start: list[int], output: list[int]) -> None:
-        """Check by induction that each token is the best one by transformers' logits."""
-        assert len(output) == NUM_TOKENS
-        best = self.their_logits(start + output[:-1])[len(start) - 1 :].argmax(-1)
-        assert output == best.tolist()
+        assert_greedy(self.theirs, start, output, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +68,7 @@ def pair(request: pytest.FixtureRequest, root: Path) -> Pair:
 
 def test_logits_equal_transformers_for_any_chunking_of_a_prompt(pair: Pair) -> None:
     tokens = prompt(PROMPT_LENGTH)
-    expected = pair.their_logits(tokens)[-1]
+    expected = logits_of(pair.theirs, tokens)[-1]
     assert expected.std() > 0.1, "weights so small that nothing shows"
     single = [PROMPT_LENGTH - 24, *[1] * 24]  # for longer than any window
     for sizes in ([PROMPT_LENGTH], single, [7, 1, 23], [50, 32, 1]):

@@ -111,20 +111,10 @@ def test_preempted_sequences_continue_with_the_same_tokens(preemption: str, tmp_
     expected = generate(gpu_runner(folder), asked)
     with ranked(folder, 2, **{**SETTINGS, "kv_cache_memory": 11 * block_bytes(folder)}) as (runner, _):
         assert runner.num_blocks == 11
-        engine = Engine(
-            runner, EngineConfig(model="", token_budget=32, max_sequences=8, preemption=preemption, swap_space=1)
-        )
-        tokens: dict[str, list[int]] = {request.id: [] for request in asked}
-        preempted = 0
-        for request in asked:
-            engine.add(request)
-        while engine.has_work:
-            report = engine.step()
-            preempted += report.step.preemptions
-            for output in report.outputs:
-                tokens[output.request_id] += output.token_ids
+        outputs, preempted = run(runner, asked, preemption=preemption, swap_space=1)
     assert preempted > 0
-    assert tokens == {request_id: of_request[0] for request_id, of_request in expected.items()}
+    tokens = {name: [token for output in found for token in output.token_ids] for name, found in outputs.items()}
+    assert tokens == {name: found[0] for name, found in expected.items()}
 
 
 def block_bytes(folder: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fastgen.core.sampling_params import SamplingParams
-from support.driving import Outcome, generate, load
+from support.driving import FewBlocks, Outcome, generate, load
 from support.ranks import ranked
 from support.tiny_models import DIVISIBLE, PROMPT_LENGTH, TINY, prompt, saved
 
@@ -24,16 +24,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(runner: Any, shortest: int = 1) -> Outcome:
-    """Run four sequences in chunks and together, and one whose prompt is in the cache."""
+    """Run four sequences in chunks and together, and one whose prompt is in the cache, which cannot hold them all."""
     lengths = [max(length, shortest) for length in (1, 40, 61, PROMPT_LENGTH)]
     prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
-    return generate(runner, [*prompts, prompts[2]], GREEDY, token_budget=48, at_once=4)
+    scarce = FewBlocks(runner, 10, runner.num_host_blocks)
+    return generate(scarce, [*prompts, prompts[2]], GREEDY, token_budget=48, at_once=4)
 
 
 @pytest.mark.parametrize("name", DIVISIBLE)
 def test_tokens_of_two_and_four_ranks_equal_those_of_one(root: Path, name: str) -> None:
     folder, tiny = saved(name, root), TINY[name]
-    settings = {**SETTINGS, "max_model_length": tiny.max_model_length}
+    # Preempted sequences are swapped, or recomputed where layers with a window have blocks of their own.
+    swap_space = 0 if "sliding_window" in tiny.settings else 1 << 20
+    settings = {**SETTINGS, "max_model_length": tiny.max_model_length, "swap_space": swap_space}
     one = load(folder, **settings)
     alone = outcome(one, tiny.shortest)
     for size in (2, 4):
@@ -41,3 +44,5 @@ def test_tokens_of_two_and_four_ranks_equal_those_of_one(root: Path, name: str) 
             assert outcome(runner, tiny.shortest) == alone, f"{size} ranks"
             assert (runner.window_group is None) == (one.window_group is None)
     assert alone.cached[-1] > 0
+    assert alone.preemptions > 0
+    assert (one.num_host_blocks > 0) == (swap_space > 0)

@@ -5,6 +5,7 @@ The operators' twins compute on the CPU, and gloo stands in for NCCL.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.runner.test_gpu_path import BLOCK_SIZE, generate, gpu_runner, requests
+from engine.runner.test_gpu_path import BLOCK_SIZE, FAMILIES, MIXTURES, generate, gpu_runner, requests
 from engine.runner.test_pooling import ANSWERS, LAST, MEAN, pooled, run
 from fastgen.core.request import Request
 from fastgen.core.sampling_params import Grammar, SamplingParams
@@ -35,7 +36,7 @@ from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.ranks import ranked
 from support.simulated_graphs import SimulatedCapture
-from support.tiny_models import saved
+from support.tiny_models import DIVISIBLE, saved
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -49,8 +50,12 @@ SETTINGS: dict[str, Any] = {
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 # Kinds of layers and heads; a mixture with and without shared experts; norms over all heads; biases; a tied head.
-FAMILIES = ["llama", "qwen2", "gemma2", "olmo3", "qwen2-moe", "glm4-moe", "gpt-oss"]
+KINDS = ["llama", "qwen2", "gemma2", "olmo3", "qwen2-moe", "glm4-moe", "gpt-oss"]
+# All whose operators run on GPUs.
+ON_GPUS = [name for name in (*FAMILIES, *MIXTURES, "glm", "olmo2") if name in DIVISIBLE and name != "gpt-oss-beyond"]
 GRAPHS = "4,16,32"
+# Of a request: tokens, their logprobs, and those of its prompt.
+Results = tuple[list[int], list[float], list[float]]
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +84,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("family", "size", "cuda_graphs"),
     [
-        *((family, 2, GRAPHS) for family in FAMILIES),
-        *((family, 4, "off") for family in FAMILIES),
+        *((family, 4, "off") for family in KINDS),
         ("llama", 2, "off"),
         ("llama", 4, GRAPHS),
     ],
@@ -91,12 +95,17 @@ def test_tokens_and_logprobs_equal_those_of_one_rank(family: str, size: int, cud
     with ranked(folder, size, cuda_graphs=cuda_graphs, **SETTINGS) as (runner, followers):
         found = generate(runner, asked)
         replays = [replays_of(each) for each in (runner, *followers)]
+    assert_equal(found, expected, asked)
+    assert (sum(replays[0]) > 0) == (cuda_graphs != "off")
+    assert all(each == replays[0] for each in replays), "a graph with collectives is launched by all ranks or none"
+
+
+def assert_equal(found: dict[str, Results], expected: dict[str, Results], asked: list[Request]) -> None:
+    """Assert that all requests have the same tokens and nearly the same logprobs."""
     for request in asked:
         assert found[request.id][0] == expected[request.id][0], f"request {request.sampling}"
         for values, wanted in zip(found[request.id][1:], expected[request.id][1:], strict=True):
             assert values == pytest.approx(wanted, abs=2e-3)
-    assert (sum(replays[0]) > 0) == (cuda_graphs != "off")
-    assert all(each == replays[0] for each in replays), "a graph with collectives is launched by all ranks or none"
 
 
 def replays_of(runner: Any) -> list[int]:
@@ -105,20 +114,43 @@ def replays_of(runner: Any) -> list[int]:
     return [graph.num_replays for graph in (*runner.graphs._graphs, *runner.graphs.sampling._graphs)]
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preempted_sequences_continue_with_the_same_tokens(preemption: str, tmp_path: Path) -> None:
-    folder, asked = saved("llama", tmp_path), requests(10, seed=5)
-    expected = generate(gpu_runner(folder), asked)
-    with ranked(folder, 2, **{**SETTINGS, "kv_cache_memory": 11 * block_bytes(folder)}) as (runner, _):
+@pytest.mark.parametrize(
+    ("family", "preemption"), [("llama", "recompute"), *((family, "swap") for family in ON_GPUS)]
+)
+def test_preempted_sequences_continue_with_the_same_tokens_in_graphs(
+    family: str, preemption: str, tmp_path: Path
+) -> None:
+    folder, asked = saved(family, tmp_path), requests(9, seed=5)
+    alone = gpu_runner(folder)
+    expected = generate(alone, asked)
+    memory = 11 * alone._model.kv_shape.block_bytes(BLOCK_SIZE)
+    with ranked(folder, 2, cuda_graphs=GRAPHS, **{**SETTINGS, "kv_cache_memory": memory}) as (runner, followers):
         assert runner.num_blocks == 11
-        outputs, preempted = run(runner, asked, preemption=preemption, swap_space=1)
-    assert preempted > 0
-    tokens = {name: [token for output in found for token in output.token_ids] for name, found in outputs.items()}
-    assert tokens == {name: found[0] for name, found in expected.items()}
+        found, counts = run_counted(runner, asked, preemption)
+        replays = [replays_of(each) for each in (runner, *followers)]
+    assert_equal(found, expected, asked)
+    assert min(counts["preempted"], counts["cached"], sum(replays[0])) > 0
+    assert (counts["swapped"] > 0) == (preemption == "swap")
+    assert all(each == replays[0] for each in replays)
 
 
-def block_bytes(folder: Path) -> int:
-    return gpu_runner(folder)._model.kv_shape.block_bytes(BLOCK_SIZE)
+def run_counted(runner: Any, asked: list[Request], preemption: str) -> tuple[dict[str, Results], Counter[str]]:
+    """Return the results of all requests, and how many were preempted and swapped, and how many tokens were cached."""
+    config = EngineConfig(model="", token_budget=32, max_sequences=8, preemption=preemption, swap_space=1)
+    engine, counts = Engine(runner, config), Counter[str]()
+    found: dict[str, Results] = {request.id: ([], [], []) for request in asked}
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        report = engine.step()
+        counts.update(preempted=report.step.preemptions, swapped=report.step.swapped_out)
+        for output in report.outputs:
+            tokens, logprobs, prompt_logprobs = found[output.request_id]
+            tokens += output.token_ids
+            logprobs += [entry.logprob for entry in output.logprobs or ()]
+            prompt_logprobs += [entry.logprob for entry in output.prompt_logprobs or ()]
+            counts.update(cached=output.cached_tokens or 0)
+    return found, counts
 
 
 def test_masks_of_grammars_and_pooling_reach_rank_0_alone(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_second_deployment_waits_for_the_gpu_of_the_first(space: ServedNamespa
     space.apply(on_gpu("second"))
     waiting = space.wait_condition("PodsScheduled", "False", "InsufficientGPU", name="second")
     assert "Insufficient nvidia.com/gpu" in waiting["message"]
-    assert "a replica needs 1 nvidia.com/gpu, and the node with the most has 1, some" in waiting["message"]
+    assert "a replica needs 1 nvidia.com/gpu, and the node with the most free has 0 of its 1" in waiting["message"]
     assert space.condition("Ready", "chat")["status"] == "True"
     space.kubectl("scale", "fgd/chat", "--replicas=0")
     eventually(lambda: not space.pods("chat"), within=60, what="the deletion of the first deployment's pod")

@@ -68,7 +68,7 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     Args:
         nodes: all nodes; empty if they are unknown.
     """
-    wanted = _requests(replica)
+    wanted = requests(replica)
     extended = {name: str(number) for name, number in wanted.items() if "/" in name}
     chosen = [node for node in nodes if _selects(replica, node)]
     # An admission plugin may let pods that request an extended resource tolerate the taint with its name:
@@ -83,7 +83,15 @@ def placement_of(replica: Object, nodes: Sequence[Object]) -> Placement:
     return Placement(requests=extended)
 
 
-def _requests(pod: Object) -> dict[str, Decimal]:
+def may_run(pod: Object, node: Object, extended: Collection[str]) -> bool:
+    """Return whether a node's labels and taints admit a pod that requests these extended resources.
+
+    An admission plugin may let it tolerate the taints with their names, as in `placement_of`.
+    """
+    return _selects(pod, node) and _is_tolerated(pod, node, tuple(extended), extended)
+
+
+def requests(pod: Object) -> dict[str, Decimal]:
     """Return what the scheduler counts for a pod: for each resource, the larger of two numbers.
 
     These are the sum over its containers and sidecars, and its largest init container.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.decision import Decision
@@ -23,6 +23,18 @@ from fastgen_operator.objects.pod import Pod, unschedulable_pods
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.pod_failures import Failure, state_of, summary_of
 from fastgen_operator.quantities import quantity
+
+
+class NodeGPUs(NamedTuple):
+    """The GPUs of a node.
+
+    Attributes:
+        free: what no pod requests.
+        total: what pods may request.
+    """
+
+    free: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Situation:
         loading_stage: what the engine of a pod does while it loads; None while unknown.
         served_model: what a ready engine said that it serves; None if none was asked yet.
         nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
+        best_node: the GPUs of the node that has the most free; None until they are needed, and if they are unknown.
         has_gateway: whether the operator can ask a gateway which deployments have requests.
         evidence: what was measured of a canary; None while nothing was.
         canary: what the plan has made of `canary_before`; None before the plan.
@@ -61,6 +74,7 @@ class Situation:
     loading_stage: LoadingStage | None = None
     served_model: ServedModel | None = None
     nodes: tuple[Object, ...] | None = None
+    best_node: NodeGPUs | None = None
     has_gateway: bool = False
     evidence: Evidence | None = None
     canary: Canary | None = None

@@ -27,12 +27,13 @@ from fastgen_operator.plan.subject import mode_of, subject_of
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.reconcile.execute import PlanExecutor
+from fastgen_operator.reconcile.free_gpus import FreeGPUs
 from fastgen_operator.reconcile.nodes import Nodes
 from fastgen_operator.reconcile.observe import needs_reconciles, observe, unpacked
 from fastgen_operator.reconcile.older_crd import DroppedFields
 from fastgen_operator.reconcile.pod_events import PodEvents
 from fastgen_operator.reconcile.settled import Inputs, Settled, inputs_of
-from fastgen_operator.status.conditions.pods_scheduled import lacks_gpus
+from fastgen_operator.status.conditions.pods_scheduled import pods_short_of_gpus
 from fastgen_operator.status.status import (
     Notice,
     build_status,
@@ -89,11 +90,13 @@ class Reconciler:
     operator_class: str | None = None
     is_stale: Callable[[str], bool] = lambda _: False
     nodes: Nodes = field(init=False)
+    free_gpus: FreeGPUs = field(init=False)
     dropped: DroppedFields = field(default_factory=DroppedFields)
     _memories: dict[Key, _Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes = Nodes(self.client)
+        self.free_gpus = FreeGPUs(self.client)
 
     def reconcile(self, key: Key) -> Problem | None:
         """Make the children match the spec, and the status the children.
@@ -317,8 +320,12 @@ class Reconciler:
         if plan.loads_to_read and memory.executor.is_due(plan, situation.observed):
             loads = self.read_loads(plan.loads_to_read, situation.spec.model.served_name or name)
             situation = replace(situation, in_flight_tokens=loads)
-        if plan.needs_nodes or lacks_gpus(situation):
+        if plan.needs_nodes or pods_short_of_gpus(situation):
             situation = replace(situation, nodes=self.nodes.read(self.now()))
+        if short := pods_short_of_gpus(situation):
+            pod, gpu = short[0][0].obj["spec"], situation.spec.resources.gpu
+            best = self.free_gpus.best_node(pod, gpu.resource_name, situation.nodes or (), self.now())
+            situation = replace(situation, best_node=best)
         return situation, unreadable
 
     def _write_status(self, observed: Observed, status: dict[str, Any], memory: _Memory) -> bool:

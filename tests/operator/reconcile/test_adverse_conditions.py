@@ -110,7 +110,8 @@ def test_a_new_revision_gets_the_gpu_of_a_crashing_pod(space: Space, plane: Cont
         schedule(space, "scarce")
         (first,) = [pod for pod in space.pods() if pod["spec"].get("nodeName")]
         space.set_pod(first, ready=False, container=crashed(6, "bang"))
-        space.wait_condition("PodsScheduled", "False", "InsufficientGPU")
+        short = space.wait_condition("PodsScheduled", "False", "InsufficientGPU")
+        assert "a replica needs 1 nvidia.com/gpu, and the node with the most free has 0 of its 1" in short["message"]
         space.patch("fgd/chat", {"spec": {"engine": {"tokenBudget": 512}}})
 
         def is_succeeded() -> bool:

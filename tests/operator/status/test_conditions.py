@@ -16,14 +16,14 @@ from fastgen_operator.objects.pod import Pod
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.plan import Problem
 from fastgen_operator.plan.pod_failures import Failure
-from fastgen_operator.plan.situation import Situation
+from fastgen_operator.plan.situation import NodeGPUs, Situation
 from fastgen_operator.plan.subject import subject_of
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge_conditions
 from fastgen_operator.status.conditions.exposed import EXPOSED
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
-from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, lacks_gpus
+from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, pods_short_of_gpus
 from fastgen_operator.status.conditions.progressing import PROGRESSING
 from fastgen_operator.status.conditions.ready import READY
 from fastgen_operator.status.conditions.scaling_active import SCALING_ACTIVE
@@ -681,10 +681,12 @@ def test_a_missing_gpu_is_compared_with_what_the_nodes_have(allocatable: list[in
         for number in allocatable or ()
     ]
     seen = situation(observed(pod(scheduled=NO_GPU), owner=GPU))
-    assert lacks_gpus(seen)
+    assert pods_short_of_gpus(seen)
     condition = all_conditions(replace(seen, nodes=tuple(nodes)), None)[PODS_SCHEDULED]
     assert condition.message == f"1 of 1 pods cannot be scheduled; pod chat-new-x: {NO_GPU}{words}"
-    assert not lacks_gpus(situation(observed(pod(scheduled=NO_MEMORY), owner=GPU)))
+    assert not pods_short_of_gpus(situation(observed(pod(scheduled=NO_MEMORY), owner=GPU)))
+    best = all_conditions(replace(seen, nodes=tuple(nodes), best_node=NodeGPUs(1, 8)), None)[PODS_SCHEDULED]
+    assert best.message.endswith("; a replica needs 2 nvidia.com/gpu, and the node with the most free has 1 of its 8")
 
 
 def test_conditions_are_unknown_until_the_deployment_controller_observes_the_latest_spec() -> None:

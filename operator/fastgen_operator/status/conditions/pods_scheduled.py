@@ -30,11 +30,11 @@ def pods_scheduled(situation: Situation) -> Condition:
     nodes = situation.volume_nodes((*observed.pods, *observed.fetch_pods))
     stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
     if stuck:
-        short = _short_of_gpus(situation)
+        short = pods_short_of_gpus(situation)
         pod, words = (short or stuck)[0]
         reason = VOLUME_ON_ONE_NODE if nodes else "InsufficientGPU" if short else "Unschedulable"
         message = f"{len(stuck)} of {len(pods)} pods cannot be scheduled; pod {pod.name}: {words}"
-        return false(reason, message + (_largest_node(situation) if short else "") + _hint(situation, nodes, words))
+        return false(reason, message + (_on_best_node(situation) if short else "") + _hint(situation, nodes, words))
     held = [(pod, words) for pod in pods if (words := pod.gate) is not None]
     if held:
         pod, words = held[0]
@@ -49,24 +49,27 @@ def pods_scheduled(situation: Situation) -> Condition:
     return true("AllScheduled", message + where)
 
 
-def lacks_gpus(situation: Situation) -> bool:
-    """Return whether a pod finds no node with enough GPUs: then the condition says how many nodes have."""
-    return situation.desired_replicas > 0 and bool(_short_of_gpus(situation))
+def pods_short_of_gpus(situation: Situation) -> list[tuple[Pod, str]]:
+    """Return the pods that find no node with enough GPUs, with the scheduler's message.
 
-
-def _short_of_gpus(situation: Situation) -> list[tuple[Pod, str]]:
-    """Return the pods that find no node with enough GPUs, with the scheduler's message."""
+    The condition then says how many the nodes have.
+    """
+    if situation.desired_replicas == 0:
+        return []
     gpu, pods = situation.spec.resources.gpu, situation.observed.current_pods
     stuck = [(pod, words) for pod in pods if (words := pod.unschedulable) is not None]
     return [(pod, words) for pod, words in stuck if gpu.count > 0 and is_short_of(gpu.resource_name, words)]
 
 
-def _largest_node(situation: Situation) -> str:
-    """Return how many GPUs the node with the most has; empty if the nodes are unknown.
+def _on_best_node(situation: Situation) -> str:
+    """Return how many GPUs the best node has; empty if the nodes are unknown.
 
-    How many are free is not known: pods of other namespaces, which the operator may not read, use them, too.
+    How many are free is not known without the right to list the pods of all namespaces, which hold some.
     """
     gpu = situation.spec.resources.gpu
+    needs = f"; a replica needs {gpu.count} {gpu.resource_name}, and "
+    if (best := situation.best_node) is not None:
+        return f"{needs}the node with the most free has {best.free} of its {best.total}"
     counts = [
         int(quantity(node["status"]["allocatable"].get(gpu.resource_name, 0)) or 0) for node in situation.nodes or ()
     ]
@@ -74,7 +77,7 @@ def _largest_node(situation: Situation) -> str:
         return ""
     most = f"the node with the most has {max(counts)}" if max(counts) else "no node has any"
     in_use = ", some of them in use" if max(counts) >= gpu.count else ""
-    return f"; a replica needs {gpu.count} {gpu.resource_name}, and {most}{in_use}"
+    return f"{needs}{most}{in_use}"
 
 
 def _hint(situation: Situation, nodes: Sequence[str], words: str) -> str:

@@ -53,7 +53,7 @@ def parts() -> tuple[Part, ...]:
         _tests("essential-tests", 200, _KERNELS, "-k", _ESSENTIAL),
         _sections("decode", 200, "decode,prefill,batch,small-decode"),
         _tests("other-tests", 180, _KERNELS, "-k", f"not ({_ESSENTIAL})"),
-        _tests("device-tests", 120, "tests/gpu/test_device.py"),
+        _tests("device-tests", 120, "tests/gpu/test_device.py", "tests/gpu/test_ranks.py"),
         _sections("attention", 150, "attention,mixture,curve"),
         _sections("load", 200, "long-prompts,tail,requests"),
         _sections("transformers", 100, "transformers"),

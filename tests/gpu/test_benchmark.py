@@ -114,7 +114,7 @@ def test_the_first_run_tests_and_measures_everything_once() -> None:
     selected = [part.arguments[-1] for part in parts if "-k" in part.arguments]
     assert selected[1] == f"not ({selected[0]})"
     files = {argument for part in parts for argument in part.arguments if argument.startswith("tests/")}
-    assert files == {"tests/gpu/test_kernels.py", "tests/gpu/test_device.py"}
+    assert files == {f"tests/gpu/test_{name}.py" for name in ("kernels", "device", "ranks")}
     names = (ROOT / "tests/gpu/test_kernels.py").read_text()
     assert all(f"{word}" in names for word in selected[0].split(" or "))
 

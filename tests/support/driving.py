@@ -91,11 +91,12 @@ class FewBlocks:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Generated and cached tokens of each prompt, and the number of preemptions."""
+    """Generated and cached tokens of each prompt, the number of preemptions, and how many of them swapped."""
 
     tokens: list[list[int]]
     cached: list[int]
     preemptions: int
+    swapped: int = 0
 
 
 def generate(
@@ -105,22 +106,27 @@ def generate(
     *,
     token_budget: int,
     at_once: int,
+    **settings: Any,
 ) -> Outcome:
-    """Run all prompts through the real engine, at most `at_once` of them concurrently."""
-    config = EngineConfig(model="", token_budget=token_budget, max_sequences=at_once)
+    """Run all prompts through the real engine, at most `at_once` of them concurrently.
+
+    `settings` are further fields of EngineConfig.
+    """
+    config = EngineConfig(model="", token_budget=token_budget, max_sequences=at_once, **settings)
     engine = Engine(runner, config)
     for number, prompt in enumerate(prompts):
         engine.add(Request(id=str(number), prompt_token_ids=prompt, sampling=sampling))
     tokens: list[list[int]] = [[] for _ in prompts]
     cached = [0 for _ in prompts]
-    preemptions = 0
+    preemptions = swapped = 0
     while engine.has_work:
         report = engine.step()
         preemptions += report.step.preemptions
+        swapped += report.step.swapped_out
         for output in report.outputs:
             tokens[int(output.request_id)] += output.token_ids
             cached[int(output.request_id)] += output.cached_tokens or 0
-    return Outcome(tokens, cached, preemptions)
+    return Outcome(tokens, cached, preemptions, swapped)
 
 
 def sequence(

@@ -28,7 +28,9 @@ def outcome(runner: Any, shortest: int = 1) -> Outcome:
     lengths = [max(length, shortest) for length in (1, 40, 61, PROMPT_LENGTH)]
     prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
     scarce = FewBlocks(runner, 10, runner.num_host_blocks)
-    return generate(scarce, [*prompts, prompts[2]], GREEDY, token_budget=48, at_once=4)
+    preemption = "swap" if runner.num_host_blocks else "recompute"
+    settings = {"preemption": preemption, "swap_space": runner.num_host_blocks}
+    return generate(scarce, [*prompts, prompts[2]], GREEDY, token_budget=48, at_once=4, **settings)
 
 
 @pytest.mark.parametrize("name", DIVISIBLE)
@@ -45,4 +47,4 @@ def test_tokens_of_two_and_four_ranks_equal_those_of_one(root: Path, name: str) 
             assert (runner.window_group is None) == (one.window_group is None)
     assert alone.cached[-1] > 0
     assert alone.preemptions > 0
-    assert (one.num_host_blocks > 0) == (swap_space > 0)
+    assert (alone.swapped > 0) == (swap_space > 0)

@@ -114,9 +114,7 @@ def replays_of(runner: Any) -> list[int]:
     return [graph.num_replays for graph in (*runner.graphs._graphs, *runner.graphs.sampling._graphs)]
 
 
-@pytest.mark.parametrize(
-    ("family", "preemption"), [("llama", "recompute"), *((family, "swap") for family in ON_GPUS)]
-)
+@pytest.mark.parametrize(("family", "preemption"), [("llama", "recompute"), *((family, "swap") for family in ON_GPUS)])
 def test_preempted_sequences_continue_with_the_same_tokens_in_graphs(
     family: str, preemption: str, tmp_path: Path
 ) -> None:

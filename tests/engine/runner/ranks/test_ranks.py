@@ -174,22 +174,31 @@ def test_int8_stays_close_to_one_rank(tmp_path: Path, kind: str) -> None:
     assert mean_difference(path, 2, dtype="float32", quantization="int8") < 0.01
 
 
-def test_a_rank_with_half_the_memory_sets_the_blocks_of_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_a_rank_with_half_the_memory_sets_the_blocks_of_all(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of layers with a window (Gemma 3)."""
+
     def memory() -> AvailableMemory:
         is_main = threading.current_thread() is threading.main_thread()
         return AvailableMemory((1 << 30) // (1 if is_main else 2), limited=True)
 
+    def sizes(runner: Any) -> tuple[int, int]:
+        return runner.num_blocks, runner.window_group.num_blocks if name == "gemma3" else 0
+
     monkeypatch.setattr(loader, "available_memory", memory)
     # Few positions would limit the blocks, not the memory.
-    settings = {"block_size": BLOCK_SIZE, "dtype": "float32", "memory_percent": 1}
+    folder, settings = saved(name, tmp_path), {"block_size": BLOCK_SIZE, "dtype": "float32", "memory_percent": 1}
     with ranked(folder, 2, **settings) as (runner, followers):
-        blocks = {runner.num_blocks, *(each.num_blocks for each in followers)}
+        found = {sizes(each) for each in (runner, *followers)}
     monkeypatch.setattr(loader, "available_memory", lambda: AvailableMemory(1 << 29, limited=True))
-    with ranked(folder, 2, **settings) as (least, _):
-        assert blocks == {least.num_blocks}
+    with ranked(folder, 2, **settings) as (runner, _):
+        least = sizes(runner)
+    assert found == {least}
     monkeypatch.setattr(loader, "available_memory", lambda: AvailableMemory(1 << 30, limited=True))
-    with ranked(folder, 2, **settings) as (most, _):
-        assert most.num_blocks > least.num_blocks
+    with ranked(folder, 2, **settings) as (runner, _):
+        assert all(more > fewer for more, fewer in zip(sizes(runner), least, strict=True) if fewer)
 
 
 def test_a_rank_that_does_not_come_breaks_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,9 +162,11 @@ def test_an_error_of_rank_0s_gpu_without_another_cause_is_its_own(healthy: RankP
 
 @pytest.mark.usefixtures("patient")
 def test_stopped_ranks_end_when_the_group_is_ended(healthy: RankProcesses) -> None:
+    group = cast("FakeGroup", healthy._group)
     for pid in healthy.pids:
         os.kill(pid, signal.SIGSTOP)
     assert str(healthy.end()) == "the ranks of the model have ended"
+    assert group.is_aborted.wait(LONG_SECONDS), "this process may wait on its GPU for them"
     wait_for_the_end(healthy.pids)
     assert all(map(has_ended, healthy.pids))
 

@@ -445,13 +445,6 @@ TINY: dict[str, Tiny] = {
 }
 
 
-# Those that can be divided among ranks.
-DIVISIBLE = [
-    name
-    for name, tiny in TINY.items()
-    if "linear_num_key_heads" not in tiny.settings and not tiny.family.startswith("Gemma4")
-]
-
 _TEXT = {"initializer_range": 0.2, "head_dim": 16}
 # Their text parts are those of other families.
 TINY_MULTIMODAL: dict[str, Tiny] = {

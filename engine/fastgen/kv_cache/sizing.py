@@ -38,6 +38,11 @@ class StateShape:
     inputs: tuple[int, int]
     matrices: tuple[int, int, int]
 
+    def of_ranks(self, size: int) -> StateShape:
+        """Return the shape of the states of all ranks, given that of one."""
+        (tokens, width), (heads, *dims) = self.inputs, self.matrices
+        return StateShape(self.num_layers, (tokens, size * width), (size * heads, dims[0], dims[1]))
+
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot: the states of all layers."""
@@ -69,9 +74,10 @@ class KVShape:
     window: int | None = None
 
     def of_ranks(self, size: int) -> KVShape:
-        """Return the shape of the keys and values of all ranks, given that of one."""
+        """Return the shape of the keys and values of all ranks, and of their states, given those of one."""
         others, windowed = (None if part is None else part.of_ranks(size) for part in (self.others, self.windowed))
-        return replace(self, num_kv_heads=size * self.num_kv_heads, others=others, windowed=windowed)
+        states = None if self.states is None else self.states.of_ranks(size)
+        return replace(self, num_kv_heads=size * self.num_kv_heads, states=states, others=others, windowed=windowed)
 
     @property
     def by_heads(self) -> tuple[KVShape, ...]:

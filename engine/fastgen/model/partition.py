@@ -7,6 +7,7 @@ the model's. The sum of the ranks' results is the output of an attention block o
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +24,17 @@ class _Division:
     """How a tensor is divided: along its rows or its columns, and which of them a rank holds."""
 
     along: Literal["rows", "columns"]
-    unit: Literal["heads", "kv heads", "sinks", "mlp", "shared expert", "vocabulary"]
+    unit: Literal[
+        "heads",
+        "kv heads",
+        "sinks",
+        "linear keys",
+        "linear values",
+        "linear heads",
+        "mlp",
+        "shared expert",
+        "vocabulary",
+    ]
 
 
 # Tensors that are not listed are the same on all ranks, except that a rank reads only its own experts.
@@ -36,6 +47,13 @@ _DIVIDED = {
     # Of models that normalise all heads together.
     "self_attn.q_norm": _Division("rows", "heads"),
     "self_attn.k_norm": _Division("rows", "kv heads"),
+    "self_attn.gate_proj": _Division("rows", "heads"),
+    **{f"linear_attn.{name}": _Division("rows", "linear keys") for name in ("in_proj_q", "in_proj_k")},
+    **{f"linear_attn.{name}": _Division("rows", "linear keys") for name in ("q_conv1d", "k_conv1d")},
+    **{f"linear_attn.{name}": _Division("rows", "linear values") for name in ("in_proj_v", "in_proj_z", "v_conv1d")},
+    **{f"linear_attn.{name}": _Division("rows", "linear heads") for name in ("in_proj_b", "in_proj_a")},
+    **{f"linear_attn.{name}": _Division("rows", "linear heads") for name in ("A_log", "dt_bias")},
+    "linear_attn.out_proj": _Division("columns", "linear values"),
     "mlp.gate_proj": _Division("rows", "mlp"),
     "mlp.up_proj": _Division("rows", "mlp"),
     "mlp.down_proj": _Division("columns", "mlp"),
@@ -95,9 +113,9 @@ class Partition:
         return replace(
             whole,
             num_heads=len(self._heads(whole)),
-            num_kv_heads=len(self._kv_heads(whole)),
+            num_kv_heads=len(self._shared(whole.num_kv_heads)),
             mlp_size=len(self.share(whole.mlp_size, self.block)),
-            layers=tuple(replace(layer, experts=self._experts(layer.experts)) for layer in whole.layers),
+            layers=tuple(map(self._layer, whole.layers)),
         )
 
     def checkpoint(self, source: Checkpoint, whole: ModelArchitecture) -> Checkpoint:
@@ -119,31 +137,53 @@ class Partition:
 
     def _span(self, division: _Division, whole: ModelArchitecture, name: str) -> range:
         """Return the rows or columns of a tensor that the rank holds."""
+        if division.unit == "vocabulary":
+            return self.share(whole.vocab_size)
+        found = _LAYER_TENSOR.fullmatch(name)
+        assert found is not None
+        layer = whole.layers[int(found[1])]
+        heads = layer.heads or whole.heads
         match division.unit:
             case "heads":
-                return _scaled(self._heads(whole), whole.head_dim)
+                return _scaled(self._heads(whole), heads.head_dim)
             case "kv heads":
-                return _scaled(self._kv_heads(whole), whole.head_dim)
+                return _scaled(self._shared(heads.num_kv_heads), heads.head_dim)
             case "sinks":
                 return self._heads(whole)
             case "mlp":
-                return self.share(whole.mlp_size, self.block)
+                return self.share(layer.mlp_size or whole.mlp_size, self.block)
             case "shared expert":
-                found = _LAYER_TENSOR.fullmatch(name)
-                assert found is not None
-                experts = whole.layers[int(found[1])].experts
-                assert experts is not None
-                return self.share(experts.shared_intermediate_size, self.block)
-            case "vocabulary":
-                return self.share(whole.vocab_size)
+                assert layer.experts is not None
+                return self.share(layer.experts.shared_intermediate_size, self.block)
+        assert layer.delta is not None
+        match division.unit:
+            case "linear keys":
+                return _scaled(self._shared(layer.delta.key_heads), layer.delta.key_dim)
+            case "linear values":
+                return _scaled(self.share(layer.delta.value_heads), layer.delta.value_dim)
+            case "linear heads":
+                return self.share(layer.delta.value_heads)
 
     def _heads(self, whole: ModelArchitecture) -> range:
         return self.share(whole.num_heads)
 
-    def _kv_heads(self, whole: ModelArchitecture) -> range:
-        """Return the key-value heads of the rank's queries. Several ranks hold the same if there are more ranks."""
-        first = self.rank * whole.num_kv_heads // self.size
-        return range(first, first + max(1, whole.num_kv_heads // self.size))
+    def _shared(self, count: int) -> range:
+        """Return the rank's part of `count` heads that others share: the key-value heads of its queries.
+
+        Several ranks hold the same if there are more ranks.
+        """
+        first = self.rank * count // self.size
+        return range(first, first + max(1, count // self.size))
+
+    def _layer(self, layer: LayerKind) -> LayerKind:
+        heads, delta = layer.heads, layer.delta
+        if heads is not None:
+            heads = replace(heads, num_kv_heads=len(self._shared(heads.num_kv_heads)))
+        if delta is not None:
+            key_heads, value_heads = len(self._shared(delta.key_heads)), len(self.share(delta.value_heads))
+            delta = replace(delta, key_heads=key_heads, value_heads=value_heads)
+        mlp_size = None if layer.mlp_size is None else len(self.share(layer.mlp_size, self.block))
+        return replace(layer, heads=heads, delta=delta, mlp_size=mlp_size, experts=self._experts(layer.experts))
 
     def _experts(self, experts: Experts | None) -> Experts | None:
         if experts is None:
@@ -166,37 +206,38 @@ def division_of(name: str, whole: ModelArchitecture) -> _Division | None:
 
 def check_divisible(architecture: ModelArchitecture, size: int) -> None:
     """Raise ConfigError if the heads or experts of a model cannot be divided among so many ranks."""
-    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
-    reasons = {
-        "linear attention": architecture.delta is not None,
-        "norms of values": architecture.value_norm,
-    }
-    for feature in (feature for feature, has_it in reasons.items() if has_it):
-        raise ConfigError(
-            f"--tensor-parallel {size}: not available for {architecture.name}, which has {feature}: remove it"
-        )
-    if heads % size or (kv_heads % size and size % kv_heads):
-        raise ConfigError(
-            f"--tensor-parallel {size}: the model's {heads} attention heads and {kv_heads} key-value heads cannot be "
-            f"divided evenly: {_possible(heads, kv_heads)}"
-        )
+    heads, delta = architecture.num_heads, architecture.delta
+    sharing = [each.num_kv_heads for each in (architecture.heads, architecture.other_heads) if each is not None]
+    what = f"{heads} attention heads and {' or '.join(map(str, sharing))} key-value heads"
+    _check_heads([(heads, each) for each in sharing], size, what)
+    if delta is not None:
+        what = f"{delta.value_heads} value heads and {delta.key_heads} key heads of linear attention"
+        _check_heads([(delta.value_heads, delta.key_heads)], size, what)
     for layer in architecture.layers:
         if layer.experts is not None and layer.experts.count < size:
             raise ConfigError(f"--tensor-parallel {size}: the layers have only {layer.experts.count} experts: lower it")
 
 
-def _possible(heads: int, kv_heads: int) -> str:
-    """Return which numbers of ranks are possible."""
-    sizes = [size for size in range(1, heads + 1) if not heads % size and not (kv_heads % size and size % kv_heads)]
-    return f"choose one of {', '.join(map(str, sizes))}"
+def _check_heads(pairs: Sequence[tuple[int, int]], size: int, what: str) -> None:
+    """Check pairs of numbers: of heads, and of those that share them."""
+
+    def fits(size: int) -> bool:
+        return all(not heads % size and not (sharing % size and size % sharing) for heads, sharing in pairs)
+
+    if not fits(size):
+        possible = ", ".join(str(each) for each in range(1, pairs[0][0] + 1) if fits(each))
+        raise ConfigError(
+            f"--tensor-parallel {size}: the model's {what} cannot be divided evenly: choose one of {possible}"
+        )
 
 
 def _widths(architecture: ModelArchitecture, layer: LayerKind) -> list[int]:
     """Return the widths of a layer's MLPs that are divided."""
+    own = layer.mlp_size or architecture.mlp_size
     if layer.experts is None:
-        return [architecture.mlp_size]
+        return [own]
     shared = layer.experts.shared_intermediate_size
-    return [shared] if shared else []
+    return [*([shared] if shared else []), *([own] if layer.experts.beside_mlp else [])]
 
 
 def _scaled(heads: range, head_dim: int) -> range:

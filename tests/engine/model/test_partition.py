@@ -21,7 +21,7 @@ from fastgen.model.source import ModelSource
 from fastgen.settings import ConfigError
 from support.gguf_writing import write_gguf
 from support.quantized_models import FORMATS, model_of, save_quantized
-from support.tiny_models import DIVISIBLE, TINY, Tiny, saved
+from support.tiny_models import TINY, Tiny, saved
 
 pytestmark = pytest.mark.slow  # builds every family
 
@@ -40,15 +40,18 @@ def parts_of(source: ModelSource, size: int) -> tuple[list[Checkpoint], list[Mod
     ]
 
 
-def joined(name: str, whole: ModelArchitecture, parts: Sequence[torch.Tensor], copies: int) -> torch.Tensor:
-    """Return the tensor that the ranks' parts make up; `copies` ranks hold the same key-value heads."""
+def joined(name: str, whole: ModelArchitecture, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the tensor that the ranks' parts make up; several ranks may hold the same heads of keys."""
     division = division_of(name, whole)
     if division is None:
         assert all(torch.equal(part, parts[0]) for part in parts)
         return parts[0]
     if division.along == "columns" and name.endswith("bias"):
         return torch.stack(list(parts)).sum(0)
-    if division.unit == "kv heads":
+    if division.unit in ("kv heads", "linear keys"):
+        layer = int(name.split(".")[2])
+        delta = whole.layers[layer].delta
+        copies = max(1, len(parts) // (whole.heads_of(layer).num_kv_heads if delta is None else delta.key_heads))
         groups = [parts[first : first + copies] for first in range(0, len(parts), copies)]
         assert all(torch.equal(part, group[0]) for group in groups for part in group)
         parts = [group[0] for group in groups]
@@ -56,17 +59,18 @@ def joined(name: str, whole: ModelArchitecture, parts: Sequence[torch.Tensor], c
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", DIVISIBLE)
+@pytest.mark.parametrize("name", TINY)
 def test_the_parts_of_all_ranks_make_up_every_tensor(root: Path, name: str, size: int) -> None:
     source = ModelSource.open(str(saved(name, root)))
     whole, checkpoint = source.architecture, open_checkpoint(source)
     parts, decoders = parts_of(source, size)
     for tensor in whole.tensor_shapes():
-        found = [part.tensor(tensor) for part in parts]
-        copies = max(1, size // whole.num_kv_heads)
-        assert torch.equal(joined(tensor, whole, found, copies), checkpoint.tensor(tensor)), tensor
+        stored = [part.stored(tensor) for part in parts]
+        found = [each.float32() for each in stored]
+        assert torch.equal(joined(tensor, whole, found), checkpoint.tensor(tensor)), tensor
+        assert [tuple(part.shape) for part in found] == [each.shape for each in stored]
         if tensor not in (EMBEDDING, HEAD):
-            assert [tuple(part.shape) for part in found] == [each.tensor_shapes()[tensor] for each in decoders]
+            assert [each.shape for each in stored] == [each.tensor_shapes()[tensor] for each in decoders]
 
 
 def as_slice(some: range | None) -> slice:
@@ -188,12 +192,24 @@ def test_a_number_of_ranks_that_does_not_divide_the_heads_is_rejected(root: Path
         parts_of(source, 3)
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - set(DIVISIBLE)))
-def test_models_with_linear_attention_or_norms_of_values_are_rejected(root: Path, name: str) -> None:
-    source = ModelSource.open(str(saved(name, root)))
-    feature = "norms of values" if name.startswith("gemma4") else "linear attention"
-    with pytest.raises(ConfigError, match=f"not available for {source.architecture.name}, which has {feature}: remove"):
-        parts_of(source, 2)
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        (
+            "gemma4-unified",
+            {"num_key_value_heads": 3, "num_attention_heads": 6},
+            "6 attention heads and 3 or 1 key-value",
+        ),
+        ("qwen3-next", {"linear_num_value_heads": 6}, "6 value heads and 2 key heads of linear attention cannot be"),
+    ],
+)
+def test_layers_with_heads_of_their_own_must_be_divisible_too(
+    tmp_path: Path, name: str, changes: dict[str, Any], words: str
+) -> None:
+    tiny = TINY[name]
+    Tiny(tiny.family, tiny.settings | changes).build().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"--tensor-parallel 4: the model's {words}.* choose one of 1, "):
+        parts_of(ModelSource.open(str(tmp_path)), 4)
 
 
 def test_too_few_experts_or_too_narrow_mlps_are_rejected(root: Path) -> None:

@@ -34,9 +34,10 @@ class Part:
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of this part of a tensor with the shape `whole`."""
-        return tuple(
+        cut = tuple(
             size if some is None else len(some) for size, some in zip(whole, (self.rows, self.columns), strict=False)
         )
+        return cut + whole[2:]
 
 
 WHOLE = Part()

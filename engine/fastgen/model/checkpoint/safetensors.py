@@ -45,7 +45,16 @@ _LAYOUTS = {
 _QKV: dict[str, tuple[str, ...]] = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 _GATE_UP: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 # By family: tensors that stack projections of the same input, by their rows.
-_FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {"phi3": _QKV | _GATE_UP, "glm": _GATE_UP, "glm4": _GATE_UP}
+_CONVOLUTION = {"linear_attn.conv1d": tuple(f"linear_attn.{part}_conv1d" for part in "qkv")}
+_LINEAR_QKV = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{part}" for part in "qkv")}
+_FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "phi3": _QKV | _GATE_UP,
+    "glm": _GATE_UP,
+    "glm4": _GATE_UP,
+    "qwen3_next": _CONVOLUTION,
+    "qwen3_5_text": _CONVOLUTION | _LINEAR_QKV,
+    "qwen3_5_moe_text": _CONVOLUTION | _LINEAR_QKV,
+}
 # By family: parts of names that differ from those of `ModelArchitecture.tensor_shapes`.
 _RENAMED: Mapping[str, Mapping[str, str]] = {
     "glm4": {
@@ -235,7 +244,12 @@ class FloatTensor:
 
 
 class ReorderedTensor:
-    """Rows of another stored tensor, all or some, in the given order."""
+    """Rows of another stored tensor, all or some, in the given order.
+
+    Args:
+        tensor: the other one.
+        order: [rows], its rows.
+    """
 
     def __init__(self, tensor: StoredTensor, order: torch.Tensor) -> None:
         self._tensor = tensor
@@ -244,11 +258,12 @@ class ReorderedTensor:
         self.block = tensor.block
 
     def part(self, part: Part) -> ReorderedTensor:
-        """Return a part. Its rows are those of whole heads, among which the order stays."""
-        order = self._order
-        if part.rows is not None:
-            order = order[part.rows.start : part.rows.stop] - part.rows.start
-        return ReorderedTensor(self._tensor.part(part), order)
+        """Return a part. The other tensor's rows from the first to the last of it are read."""
+        if part.rows is None:
+            return ReorderedTensor(self._tensor.part(part), self._order)
+        order = self._order[part.rows.start : part.rows.stop]
+        first, last = int(order.min()), int(order.max())
+        return ReorderedTensor(self._tensor.part(replace(part, rows=range(first, last + 1))), order - first)
 
     def values(self) -> torch.Tensor:
         """Read the values."""
@@ -351,7 +366,9 @@ def _interleaved(name: str, architecture: ModelArchitecture) -> TensorLocation |
     values = shared * delta.value_dim
     mixed, gates = (delta.key_heads, (delta.key_dim, delta.key_dim, values, values)), (delta.key_heads, (shared,) * 2)
     stacked: dict[str, tuple[str, int, tuple[int, tuple[int, ...]]]] = {
-        "in_proj_qkv.": ("in_proj_qkvz.", 0, mixed),
+        "in_proj_q.": ("in_proj_qkvz.", 0, mixed),
+        "in_proj_k.": ("in_proj_qkvz.", delta.keys, mixed),
+        "in_proj_v.": ("in_proj_qkvz.", 2 * delta.keys, mixed),
         "in_proj_z.": ("in_proj_qkvz.", delta.mixed, mixed),
         "in_proj_b.": ("in_proj_ba.", 0, gates),
         "in_proj_a.": ("in_proj_ba.", delta.value_heads, gates),

@@ -447,12 +447,13 @@ class ModelArchitecture:
         return shapes
 
     def _delta_shapes(self, delta: DeltaRule) -> dict[str, tuple[int, ...]]:
-        widths = {"qkv": delta.mixed, "z": delta.values, "b": delta.value_heads, "a": delta.value_heads}
+        mixed = {"q": delta.keys, "k": delta.keys, "v": delta.values}
+        widths = {**mixed, "z": delta.values, "b": delta.value_heads, "a": delta.value_heads}
         shapes: dict[str, tuple[int, ...]] = {
             f"linear_attn.in_proj_{part}.weight": (width, self.hidden_size) for part, width in widths.items()
         }
+        shapes |= {f"linear_attn.{part}_conv1d.weight": (width, 1, delta.kernel_size) for part, width in mixed.items()}
         return shapes | {
-            "linear_attn.conv1d.weight": (delta.mixed, 1, delta.kernel_size),
             "linear_attn.A_log": (delta.value_heads,),
             "linear_attn.dt_bias": (delta.value_heads,),
             "linear_attn.norm.weight": (delta.value_dim,),

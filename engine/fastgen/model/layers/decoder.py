@@ -101,10 +101,11 @@ class Decoder(Generic[Input]):
         return torch.unbind(inputs, 1)
 
     def _both(self, both: MLPAndMixture, x: torch.Tensor, stream: torch.Tensor, operations: Operations) -> torch.Tensor:
-        """Return the sum of an MLP of x and a mixture of the stream, each normalised."""
-        dense = self._normed(gated(both.mlp, x, operations.activate), both.mlp_output_norm)
+        """Return the sum of an MLP of x and a mixture of the stream, each summed over the ranks and normalised."""
+        dense = self._group.all_reduce(gated(both.mlp, x, operations.activate))
+        dense = self._normed(dense, both.mlp_output_norm)
         mixed = operations.mixture(both.mixture, operations.add_norm(stream, None, None, both.unit_norm))
-        return dense + self._normed(mixed, both.mixture_output_norm)
+        return dense + self._normed(self._group.all_reduce(mixed), both.mixture_output_norm)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Return the RMS norm over the last dimension, times `weight` if there is one."""

@@ -254,12 +254,13 @@ class _Reader:
     def _delta(self, index: int) -> DeltaLayer:
         prefix, vector = f"model.layers.{index}.linear_attn.", self._weight_format.vector
         parts = [self._source.stored(f"{prefix}in_proj_{part}.weight") for part in "ba"]
+        filters = [self._source.tensor(f"{prefix}{part}_conv1d.weight") for part in "qkv"]
         return DeltaLayer(
-            self._linear(index, "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", with_bias=False),
+            self._linear(index, *(f"linear_attn.in_proj_{part}" for part in "qkvz"), with_bias=False),
             # Small and sensitive: not quantised, and in float32.
             self._weight_format.float32(torch.cat([part.float32() for part in parts])),
             DeltaWeights(
-                filters=vector(self._source.tensor(f"{prefix}conv1d.weight").squeeze(1).t().contiguous()),
+                filters=vector(torch.cat(filters).squeeze(1).t().contiguous()),
                 decay=vector(-self._source.tensor(f"{prefix}A_log").exp()),
                 offset=vector(self._source.tensor(f"{prefix}dt_bias")),
                 norm=vector(self._source.tensor(f"{prefix}norm.weight")),

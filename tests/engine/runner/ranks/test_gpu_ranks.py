@@ -36,7 +36,7 @@ from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.ranks import ranked
 from support.simulated_graphs import SimulatedCapture
-from support.tiny_models import DIVISIBLE, saved
+from support.tiny_models import TINY, saved
 
 pytestmark = pytest.mark.slow  # together over ten seconds
 
@@ -52,7 +52,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 # Kinds of layers and heads; a mixture with and without shared experts; norms over all heads; biases; a tied head.
 KINDS = ["llama", "qwen2", "gemma2", "olmo3", "qwen2-moe", "glm4-moe", "gpt-oss"]
 # All whose operators run on GPUs.
-ON_GPUS = [name for name in (*FAMILIES, *MIXTURES, "glm", "olmo2") if name in DIVISIBLE and name != "gpt-oss-beyond"]
+ON_GPUS = [name for name in (*FAMILIES, *MIXTURES, "glm", "olmo2") if name in TINY and name != "gpt-oss-beyond"]
 GRAPHS = "4,16,32"
 # Of a request: tokens, their logprobs, and those of its prompt.
 Results = tuple[list[int], list[float], list[float]]

@@ -8,7 +8,7 @@ from typing import Final
 
 from chart_files.install_manifest import install_manifest
 from chart_files.values_page import values_page
-from fastgen_gateway.bootstrap import BOOTSTRAP, CERTIFICATE, with_tls
+from fastgen_gateway.bootstrap import BOOTSTRAP, CERTIFICATE, POOLS, with_tls
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "fastgen"
@@ -24,6 +24,7 @@ def texts(helm: Path) -> dict[Path, str]:
         CHART / "files" / "envoy.yaml": BOOTSTRAP.read_text(),
         CHART / "files" / "envoy-with-tls.yaml": with_tls(BOOTSTRAP.read_text()),
         CHART / "files" / "certificate.yaml": CERTIFICATE.read_text(),
+        CHART / "files" / "pools.yaml": POOLS.read_text(),
     }
 
 

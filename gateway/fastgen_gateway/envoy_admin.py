@@ -16,7 +16,8 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 # After the first, Envoy is not ready, and its responses close their connections. With the second, its listeners
 # close after its drain time; Envoy itself goes on.
 _POSTS: Final = ("/healthcheck/fail", "/drain_listeners?graceful&skip_exit")
-_ACTIVE: Final = "http.front.downstream_rq_active"
+# Requests of clients, and calls of Gateways in front of InferencePools, which last as long as their requests.
+_ACTIVE: Final = ("http.front.downstream_rq_active", "http.pools.downstream_rq_active")
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,9 @@ async def _post(session: aiohttp.ClientSession, url: str) -> bool:
 async def _is_active(session: aiohttp.ClientSession, url: str) -> bool:
     """Return whether Envoy has requests of clients, or is too slow to tell; False once it does not run any more."""
     try:
-        async with session.get(f"{url}/stats", params={"filter": f"^{_ACTIVE}$", "format": "json"}) as response:
+        async with session.get(
+            f"{url}/stats", params={"filter": f"^({'|'.join(_ACTIVE)})$", "format": "json"}
+        ) as response:
             stats = (await response.json(content_type=None))["stats"]
     except TimeoutError:
         logger.warning("Envoy's admin interface is slow")
@@ -61,4 +64,4 @@ async def _is_active(session: aiohttp.ClientSession, url: str) -> bool:
     except (aiohttp.ClientError, OSError) as error:
         logger.warning("Envoy's admin interface does not answer: %s", error)
         return False
-    return any(int(each["value"]) > 0 for each in stats if each.get("name") == _ACTIVE)
+    return any(int(each["value"]) > 0 for each in stats if each.get("name") in _ACTIVE)

@@ -25,6 +25,7 @@ from fastgen_gateway.ext_proc.picker import Picker
 from fastgen_gateway.ext_proc.server import start_server
 from fastgen_gateway.http_server import make_app
 from fastgen_gateway.metrics import Metrics
+from fastgen_gateway.pool_certificate import write_certificate
 from fastgen_gateway.routing.access import Access
 from fastgen_gateway.routing.router import Router
 from fastgen_gateway.scraping import scrape_replicas
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         _exit_usage(f"API keys and limits of clients: {error}")
     try:
+        if settings.pool_certificate is not None:
+            # Before the probes pass: Envoy starts then, and reads it.
+            write_certificate(settings.pool_certificate)
         uvloop.run(_run(settings, access))
     except OSError as error:
         _exit_usage(str(error))

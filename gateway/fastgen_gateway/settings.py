@@ -32,6 +32,8 @@ class Settings:
         body_seconds: how long the body of a request may take to arrive.
         max_bodies_bytes: maximum bytes of the large bodies in transit.
         clients: where API keys and limits of clients are; None if requests need no key.
+        pool_certificate: folder for the certificate that Envoy shows to Gateways in front of InferencePools; None if
+            Envoy needs none.
         picker_address, picker_port: of the gRPC server for Envoy.
         admin_port: of Envoy's admin interface.
         http_address, http_port: of the HTTP server for the operator, Prometheus and the kubelet; without an address, it
@@ -45,6 +47,7 @@ class Settings:
     body_seconds: float
     max_bodies_bytes: int
     clients: ClientPaths | None
+    pool_certificate: Path | None
     picker_address: str
     picker_port: int
     admin_port: int
@@ -71,6 +74,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> Settings:
         options.body_seconds,
         options.max_bodies_bytes,
         _clients(parser, options),
+        options.pool_certificate,
         options.picker_address,
         options.picker_port,
         options.admin_port,
@@ -151,6 +155,13 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder with a file for each namespace (NAMESPACE) or FastGenDeployment (NAMESPACE.NAME), with the API "
         "key for its engines; read again when it changes; default: engines get no key",
+    )
+    parser.add_argument(
+        "--pool-certificate",
+        metavar="FOLDER",
+        type=Path,
+        help="folder to which a self-signed certificate for Gateways in front of InferencePools is written, for Envoy; "
+        "default: none",
     )
     parser.add_argument(
         "--picker-address", default="127.0.0.1", help="address of the gRPC server for Envoy; default: %(default)s"

@@ -50,6 +50,7 @@ JOB: Final = Kind("batch", "v1", "Job", "jobs")
 POD: Final = Kind("", "v1", "Pod", "pods")
 NODE: Final = Kind("", "v1", "Node", "nodes")
 EVENT: Final = Kind("", "v1", "Event", "events")
+ENDPOINT_SLICE: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 # Kinds of other projects. Their CRDs may be missing, and installed or removed at any time.

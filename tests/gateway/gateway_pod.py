@@ -25,6 +25,7 @@ from fastgen_gateway.bootstrap import (
     bootstrap,
     with_tls,
 )
+from fastgen_gateway.pool_certificate import write_certificate
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
 from support.waiting import PATIENCE, wait_until
 
@@ -34,7 +35,11 @@ _START_SECONDS = 60.0
 CLIENT_SECONDS = PATIENCE * 30.0
 # On a busy machine, a test's picker may take longer to start than Envoy retries without it, which is half a minute. And
 # one that is stopped for seconds would make Envoy send a request again, which then is twice in counts, turns and logs.
-_CHANGES = {"num_retries: 60\n": "num_retries: 600\n", "message_timeout: 5s\n": "message_timeout: 150s\n"}
+_CHANGES = {
+    "num_retries: 60\n": "num_retries: 600\n",
+    "num_retries: 24\n": "num_retries: 600\n",
+    "message_timeout: 5s\n": "message_timeout: 150s\n",
+}
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
@@ -64,16 +69,16 @@ class GatewayPod:
         certificate: Path | None = None,
         address: str | None = "127.0.0.1",
     ) -> None:
-        front, again, admin, status, picker, http = free_ports(6)
-        self.folder, self.ports, self.http_port = folder, Ports(front, again, admin, status, picker), http
+        *ports, http = free_ports(7)
+        self.folder, self.ports, self.http_port = folder, Ports(*ports), http
         self._certificate, self._address = certificate, address
         self._picker_command = [
             *(sys.executable, "-m", "fastgen_gateway.main", "--api-server", api_server, "--log-format", "text"),
             *(
                 "--picker-port",
-                str(picker),
+                str(self.ports.picker),
                 "--admin-port",
-                str(admin),
+                str(self.ports.admin),
                 *([] if address is None else ["--http-address", address]),
                 "--http-port",
                 str(http),
@@ -100,6 +105,8 @@ class GatewayPod:
 
     def start_envoy(self) -> None:
         config = self.folder / "envoy.yaml"
+        (self.folder / "pools").mkdir(exist_ok=True)
+        write_certificate(self.folder / "pools")
         config.write_text(self._bootstrap())
         command = [
             *(str(ENVOY), "-c", str(config), "--log-level", "warning", "--concurrency", "2"),
@@ -109,7 +116,7 @@ class GatewayPod:
             self._envoy = subprocess.Popen(command, stdout=log, stderr=log)
 
     def _bootstrap(self) -> str:
-        text = bootstrap(self.ports, self._address)
+        text = bootstrap(self.ports, self._address, self.folder / "pools")
         for old, new in self.changes.items():
             assert old in text
             text = text.replace(old, new)

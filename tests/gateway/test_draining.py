@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -59,7 +60,8 @@ def test_a_pod_that_drains_finishes_what_runs(
         pod.stop()
 
 
-async def test_a_drain_waits_for_an_envoy_that_answers_late(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("listener", ["front", "pools"])
+async def test_a_drain_waits_for_an_envoy_that_answers_late(monkeypatch: pytest.MonkeyPatch, listener: str) -> None:
     """A slow answer must not end the drain: it would cut the streams of a pod on a busy node."""
     for name, value in (("_LEAST_SECONDS", 0.0), ("_POLL_SECONDS", 0.01), ("_TIMEOUT", aiohttp.ClientTimeout(total=1))):
         monkeypatch.setattr(envoy_admin, name, value)
@@ -70,7 +72,9 @@ async def test_a_drain_waits_for_an_envoy_that_answers_late(monkeypatch: pytest.
         if asked[request.path] == 1:
             await asyncio.sleep(3600)
         value = int(asked[request.path] < 4)
-        return web.json_response({"stats": [{"name": "http.front.downstream_rq_active", "value": value}]})
+        name = f"http.{listener}.downstream_rq_active"
+        stats = [{"name": name, "value": value}] if re.search(request.query.get("filter", ""), name) else []
+        return web.json_response({"stats": stats})
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)

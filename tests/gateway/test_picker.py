@@ -67,6 +67,9 @@ class Stream:
         await asyncio.sleep(self._seconds)
         return grpc.aio.EOF
 
+    def invocation_metadata(self) -> None:
+        return None
+
     async def write(self, message: ProcessingResponse) -> None:
         if self._fails is not None:
             self._fails(message)

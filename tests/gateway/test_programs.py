@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.controlplane import free_ports
 from fastgen_gateway.bootstrap import BOOTSTRAP, Ports, bootstrap
 from fastgen_gateway.ext_proc import server
+from fastgen_gateway.pool_certificate import write_certificate
 from fastgen_gateway.settings import parse_settings
 from gateway.gateway_pod import CLIENT_SECONDS, ENVOY, GatewayPod, expose
 from gateway.stand_ins import ApiServerStandIn, ReplicaStandIn
@@ -24,8 +25,9 @@ Pair = tuple[ReplicaStandIn, ReplicaStandIn]
 
 @pytest.mark.parametrize("changed", [False, True], ids=["as it is", "with other ports"])
 def test_envoy_accepts_the_bootstrap(tmp_path: Path, changed: bool) -> None:
-    ports = Ports(*free_ports(5)) if changed else Ports()
-    (tmp_path / "envoy.yaml").write_text(bootstrap(ports))
+    ports = Ports(*free_ports(6)) if changed else Ports()
+    write_certificate(tmp_path)
+    (tmp_path / "envoy.yaml").write_text(bootstrap(ports, pools=tmp_path))
     command = [ENVOY, "--mode", "validate", "-c", tmp_path / "envoy.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -34,11 +36,12 @@ def test_envoy_accepts_the_bootstrap(tmp_path: Path, changed: bool) -> None:
 
 def test_other_ports_replace_those_of_the_bootstrap() -> None:
     assert bootstrap(Ports()) == BOOTSTRAP.read_text()
-    other = yaml.safe_load(bootstrap(Ports(1, 2, 3, 4, 5), "::1"))
+    other = yaml.safe_load(bootstrap(Ports(1, 2, 3, 4, 5, 6), "::1", Path("/certificate")))
     listeners = {each["name"]: each["address"]["socket_address"] for each in other["static_resources"]["listeners"]}
     assert listeners["front"] == {"address": "::1", "port_value": 1}
     assert listeners["again"] == {"address": "127.0.0.1", "port_value": 2}
     assert listeners["status"] == {"address": "::1", "port_value": 4}
+    assert listeners["pools"] == {"address": "::1", "port_value": 6}
     assert other["admin"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 3}
 
 

@@ -12,7 +12,7 @@ from fastgen_gateway.routing.refusal import Refusal, bodies_full
 # Smaller bodies are not counted: requests with short prompts are never refused because of large ones.
 _SMALL_BYTES: Final = 64 << 10
 # The largest body that Envoy accepts (`envoy.yaml`), and the size of one of unknown length.
-_LARGEST_BYTES: Final = 17 << 20
+LARGEST_BYTES: Final = 17 << 20
 _LENGTH: Final = re.compile("[0-9]{1,8}")
 
 
@@ -49,8 +49,8 @@ class IncomingBodies:
             content_length: the header; None for a body of unknown length.
             client: name of the client; empty without keys, for which all clients are one.
         """
-        known = int(content_length) if content_length and _LENGTH.fullmatch(content_length) else _LARGEST_BYTES
-        body = Incoming(0 if known <= _SMALL_BYTES else min(known, _LARGEST_BYTES), client)
+        known = int(content_length) if content_length and _LENGTH.fullmatch(content_length) else LARGEST_BYTES
+        body = Incoming(0 if known <= _SMALL_BYTES else min(known, LARGEST_BYTES), client)
         if body.num_bytes:
             left = self._most - self.num_bytes - body.num_bytes
             if left < (self._clients[client] if client else 0):

@@ -26,7 +26,7 @@ from fastgen_gateway.routing.refusal import Refusal
 # Where the request goes, as header and as metadata: names of the endpoint picker protocol of the Gateway API inference
 # extension (its proposal 004).
 DESTINATION: Final = "x-gateway-destination-endpoint"
-_METADATA: Final = "envoy.lb"
+DESTINATION_METADATA: Final = "envoy.lb"
 # What the access log tells of a choice.
 LOGGED: Final = "fastgen"
 # Where the next try goes: read by `envoy.yaml`.
@@ -81,7 +81,7 @@ def is_explained(headers: HttpHeaders) -> bool:
 def answered(shown: Mapping[str, str | float], logged: Mapping[str, str | float]) -> ProcessingResponse:
     """Return the answer to the headers of a response that adds facts to them, and others to the access log."""
     headers = [(f"x-fastgen-{name.replace('_', '-')}", str(value)) for name, value in shown.items()]
-    common = CommonResponse(header_mutation=HeaderMutation(set_headers=_options(headers)))
+    common = CommonResponse(header_mutation=HeaderMutation(set_headers=header_options(headers)))
     answer = ProcessingResponse(response_headers=HeadersResponse(response=common))
     answer.dynamic_metadata.get_or_create_struct(LOGGED).update(logged)
     return answer
@@ -111,12 +111,12 @@ def destination(
     common = CommonResponse(
         clear_route_cache=True,  # the route depends on the header
         header_mutation=HeaderMutation(
-            set_headers=_options(headers.items()), remove_headers=[AUTHORIZATION] if authorization is None else []
+            set_headers=header_options(headers.items()), remove_headers=[AUTHORIZATION] if authorization is None else []
         ),
         body_mutation=None if body is None else BodyMutation(body=body),
     )
     answer = ProcessingResponse(request_body=BodyResponse(response=common))
-    answer.dynamic_metadata.get_or_create_struct(_METADATA)[DESTINATION] = address
+    answer.dynamic_metadata.get_or_create_struct(DESTINATION_METADATA)[DESTINATION] = address
     answer.dynamic_metadata.get_or_create_struct(LOGGED).update(facts)
     return answer
 
@@ -142,7 +142,7 @@ def immediate(
     answer = ProcessingResponse(
         immediate_response=ImmediateResponse(
             status=HttpStatus(code=status),
-            headers=HeaderMutation(set_headers=_options(content.items())),
+            headers=HeaderMutation(set_headers=header_options(content.items())),
             body=json.dumps(body).encode(),
             details=details,
         )
@@ -151,7 +151,8 @@ def immediate(
     return answer
 
 
-def _options(headers: Iterable[tuple[str, str]]) -> list[HeaderValueOption]:
+def header_options(headers: Iterable[tuple[str, str]]) -> list[HeaderValueOption]:
+    """Return headers as options that add or replace them."""
     action = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
     return [
         HeaderValueOption(header=HeaderValue(key=name, raw_value=value.encode()), append_action=action)

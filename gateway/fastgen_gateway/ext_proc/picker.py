@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final, Protocol
 
 import grpc
@@ -14,6 +14,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import ExternalProces
 from fastgen_gateway.ext_proc import messages
 from fastgen_gateway.ext_proc.holding import Holding, Outcome
 from fastgen_gateway.ext_proc.incoming_bodies import Incoming, IncomingBodies
+from fastgen_gateway.ext_proc.pool_exchange import POOL_HEADER, PoolExchange, PoolStream
 from fastgen_gateway.metrics import Metrics
 from fastgen_gateway.model_list import model_list, one_model
 from fastgen_gateway.routing.access import Access
@@ -31,12 +32,10 @@ _MARGIN_SECONDS: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
-class _Stream(Protocol):
+class _Stream(PoolStream, Protocol):
     """What is used of grpc.aio.ServicerContext."""
 
-    async def read(self) -> Any: ...
-
-    async def write(self, message: ProcessingResponse) -> None: ...
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 class Picker(ExternalProcessorServicer):  # type: ignore[misc]  # generated without types
@@ -72,7 +71,12 @@ class Picker(ExternalProcessorServicer):  # type: ignore[misc]  # generated with
 
     async def Process(self, _: AsyncIterator[ProcessingRequest], context: _Stream) -> None:
         """Answer the messages about one HTTP request, until its response has ended."""
-        await _Exchange(self, context).run()
+        called = dict(context.invocation_metadata() or ())
+        if (authority := called.get(POOL_HEADER)) is None:
+            await _Exchange(self, context).run()
+        else:
+            parts = self.router, self.bodies, self.body_seconds, self.metrics
+            await PoolExchange(*parts, context, str(authority)).run()
 
 
 class _Exchange:

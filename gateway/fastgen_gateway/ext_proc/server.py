@@ -27,8 +27,8 @@ _OPTIONS: Final = (
     ("grpc.server.max_pending_requests", _MOST_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
 )
-# The empty name is that of the whole server.
-_SERVICES: Final = ("", "envoy.service.ext_proc.v3.ExternalProcessor")
+# The empty name is that of the whole server; the last two are those of the endpoint picker protocol.
+_SERVICES: Final = ("", "envoy.service.ext_proc.v3.ExternalProcessor", "liveness", "readiness")
 
 
 async def start_server(picker: Picker, address: str, port: int) -> grpc.aio.Server:

@@ -77,6 +77,36 @@ def bodies_full(most_bytes: int) -> Refusal:
     return Refusal(503, "bodies_full", message, retry_after=1)
 
 
+def body_too_large(most_bytes: int) -> Refusal:
+    """Return the error for a request with a body that no engine accepts."""
+    message = f"the body is larger than {most_bytes >> 20} MiB, the limit of the picker; send a shorter prompt"
+    return Refusal(413, "too_large", message)
+
+
+def unknown_pool(authority: str) -> Refusal:
+    """Return the error for a call of a Gateway whose name for the picker is not that of a pool."""
+    message = (
+        f"the Gateway calls the picker as {authority[:_LONGEST_NAME]!r}, which names no InferencePool of an exposed "
+        "FastGenDeployment; it must call it as NAME-picker.NAMESPACE, and the FastGenDeployment needs "
+        "spec.gateway.expose: true"
+    )
+    return Refusal(503, "unknown_pool", message)
+
+
+def body_not_streamed() -> Refusal:
+    """Return the error for a Gateway that does not speak the endpoint picker protocol."""
+    message = (
+        "the Gateway must send bodies of requests to the picker as FULL_DUPLEX_STREAMED; correct its ext_proc filter"
+    )
+    return Refusal(500, "body_not_streamed", message)
+
+
+def no_replica_of_pool() -> Refusal:
+    """Return the error for a request to an InferencePool without a replica that may get it: nothing is held there."""
+    message = "no replica is ready, and requests to an InferencePool are not held; try again later, or use the gateway"
+    return Refusal(503, "no_ready_replica", message, retry_after=10)
+
+
 def hold_full(limit: str) -> Refusal:
     """Return the error for a request that cannot wait: `limit` says which limit was reached."""
     message = f"no replica is ready, and the gateway holds {limit}; try again later"

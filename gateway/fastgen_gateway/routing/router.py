@@ -18,6 +18,7 @@ from fastgen_gateway.routing.refusal import (
     gateway_draining,
     held_too_long,
     hold_displaced,
+    no_replica_of_pool,
     unknown_model,
 )
 from fastgen_gateway.routing.replica import Replica, Sent
@@ -197,6 +198,26 @@ class Router:
         held = Held(key, body, now, client)
         return self.held.add(held) or held
 
+    def choose(self, key: Key, body: RequestBody, subset: Collection[str] | None = None) -> Choice | Refusal:
+        """Choose the replica for a request of a Gateway to the InferencePool of a deployment, or refuse it.
+
+        A canary's replicas are not in the pool. The share of a canary is one of the requests to the gateway.
+
+        Args:
+            key: an exposed deployment.
+            body: the request.
+            subset: addresses, with or without a port, of the replicas that may get it; None for all.
+        """
+        now, fleet = self._clock(), self._fleets[key]
+        fleet.last = now
+        fleet.arrivals.count(now)
+        *_, replicas = fleet.usable(now)
+        if subset is not None:
+            members = (each for each in fleet.replicas.values() if each.address not in fleet.canaries)
+            allowed = [each for each in members if {each.address, each.address.rpartition(":")[0]} & {*subset}]
+            replicas = [each for each in allowed if not each.is_ejected(now)] or allowed
+        return self._send(key, fleet, body, replicas, now, shared=False) if replicas else no_replica_of_pool()
+
     def release(self) -> Iterator[tuple[Held, Choice | Refusal]]:
         """Yield the held requests that replicas have room for now, and those that cannot be answered any more."""
         now = self._clock()
@@ -291,7 +312,10 @@ class Router:
             index.bound(_MOST_PREFIXES // len(serving))
         self._shares_change = False
 
-    def _send(self, key: Key, fleet: _Fleet, body: RequestBody, replicas: list[Replica], now: float) -> Choice:
+    def _send(
+        self, key: Key, fleet: _Fleet, body: RequestBody, replicas: list[Replica], now: float, *, shared: bool = True
+    ) -> Choice:
+        """Send a request to one of the replicas; `shared` says whether it counts for the canary's share."""
         if self._shares_change:
             self._share_prefixes()
         fleet.turn += 1
@@ -303,7 +327,8 @@ class Router:
         fleet.prefixes.add(body.blocks, replica.address)
         fleet.in_flight += 1
         is_canary = replica.address in fleet.canaries
-        fleet.count_share(to_canary=is_canary)
+        if shared:
+            fleet.count_share(to_canary=is_canary)
         fallback = others[0][0].address if others and not is_canary else None
         if fallback is None:
             known = (address for address in fleet.replicas if address not in fleet.canaries)

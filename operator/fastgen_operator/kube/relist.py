@@ -13,7 +13,7 @@ from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.sources import Source, Sources, describe
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.kube.watch_health import Watches, uid_of
-from fastgen_operator.labels_and_annotations import OWNER_LABEL
+from fastgen_operator.labels_and_annotations import listed_labels
 from fastgen_operator.objects.stored import version_of
 
 # Seconds before the first retry of a failed list, and the maximum; the backoff doubles in between.
@@ -83,7 +83,7 @@ class Relister:
         kind, scope = source
         versions: dict[str, int] = {}
         try:
-            version, objects = self.client.list(kind, scope, "" if kind == FASTGEN else OWNER_LABEL)
+            version, objects = self.client.list(kind, scope, listed_labels(kind))
             changed = self.cache.replace(kind, scope, _record_versions(versions, objects), version)
         except Exception as failure:
             # Whatever is wrong with this list, the others go on.

@@ -491,3 +491,43 @@ def test_a_new_revision_that_was_rolled_back_gets_no_request_from_then_on(bench:
     assert sent_to(bench, 50) == "s" * 50
     bench.router.set_endpoints(KEY, ["s"])
     bench.router.end(running)
+
+
+def test_a_request_to_a_pool_is_sent_at_once_or_refused(bench: Bench) -> None:
+    refused = bench.router.choose(KEY, body())
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.code) == (503, "no_ready_replica")
+    assert bench.demand() | {"held": 0, "running": 0} == bench.demand(), "nothing waits"
+    bench.router.set_endpoints(KEY, ["10.0.0.1:8000"])
+    for number in range(200):
+        assert isinstance(bench.router.choose(KEY, body()), Choice)
+        assert bench.demand()["running"] == number + 1
+
+
+@pytest.mark.parametrize(
+    ("subset", "wanted"),
+    [
+        ({"10.0.0.2:8000"}, {"10.0.0.2:8000"}),
+        ({"10.0.0.2", "10.0.0.3:8000"}, {"10.0.0.2:8000", "10.0.0.3:8000"}),
+        ({"[fd00::1]"}, {"[fd00::1]:8000"}),
+        ({"10.0.0.2:9000"}, set()),
+        (set[str](), set()),
+        (None, {"10.0.0.2:8000", "10.0.0.3:8000", "[fd00::1]:8000"}),
+    ],
+)
+def test_a_request_to_a_pool_goes_to_a_replica_of_the_subset(
+    bench: Bench, subset: set[str] | None, wanted: set[str]
+) -> None:
+    bench.router.set_endpoints(KEY, ["10.0.0.2:8000", "10.0.0.3:8000", "[fd00::1]:8000"], canaries=["10.0.0.9:8000"])
+    outcomes = [bench.router.choose(KEY, body(), subset) for _ in range(12)]
+    assert {each.address for each in outcomes if isinstance(each, Choice)} == wanted
+    assert isinstance(bench.router.choose(KEY, body(), {"10.0.0.9:8000"}), Refusal), "a canary is not in the pool"
+
+
+def test_a_replica_that_did_not_answer_gets_requests_of_a_pool_only_if_no_other_may(bench: Bench) -> None:
+    bench.router.set_endpoints(KEY, ["a:1", "b:1"])
+    choice = bench.router.choose(KEY, body(), {"a:1"})
+    assert isinstance(choice, Choice)
+    bench.router.served_by(choice, "b:1")
+    found = [bench.router.choose(KEY, body(), subset) for subset in ({"a:1", "b:1"}, None, {"a:1"})]
+    assert [each.address for each in found if isinstance(each, Choice)] == ["b:1", "b:1", "a:1"]

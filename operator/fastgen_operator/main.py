@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     collect_garbage_less_often()
     metrics = Metrics()
     try:
-        # One connection for each worker and list, the resync, the gateway's pods and the Lease.
-        api_client = connect(settings.workers + THREADS + 3)
+        # One connection for each worker and list, the resync, the two lists of the gateway's pods and the Lease.
+        api_client = connect(settings.workers + THREADS + 4)
     except ConfigException as error:
         reason = str(error).rstrip(".")
         _exit_usage(f"no credentials for a cluster: {reason}: set KUBECONFIG, or run the operator in a pod")
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server = ApiServer(api_client, metrics, settings.request_seconds, progress.step, clock)
     client = KubeClient(server, cache, metrics, leadership.holds)
     sources = Sources(settings.scopes, metrics.show_source)
-    discovery = Discovery(client, settings.platform, sources)
+    discovery = Discovery(client, settings.platform, sources, settings.gateway_namespace)
     # Optional kinds are listed, not watched: their CRDs may be missing.
     watched = (FASTGEN, *kinds_read(settings.platform))
     watches = Watches(time.monotonic, watched, settings.scopes, settings.relist_seconds)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cache,
         watches,
         sources,
-        lambda: (*watched[1:], *discovery.kinds()),
+        lambda: (*watched[1:], *discovery.listed_kinds()),
         settings.scopes,
         settings.relist_seconds,
     )
@@ -184,9 +184,9 @@ async def _run(
     cache: InformerCache,
     feed: Feed,
 ) -> None:
-    # A thread for each worker, the resync, the two loops of scrapes and the list of the gateway's pods, and some to
-    # resolve names. Python's default depends on the machine.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 7))
+    # A thread for each worker, the resync, the two loops of scrapes and the two lists of the gateway's pods, and some
+    # to resolve names. Python's default depends on the machine.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(settings.workers + 8))
     stopped = asyncio.Event()
     stop_on_signals(stopped.set)
     # kopf cancels every task that was started after it, so these start before it.

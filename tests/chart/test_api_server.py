@@ -106,7 +106,10 @@ MATRIX: dict[str, dict[str, Any]] = {
             "nodeSelector": {"kubernetes.io/os": "linux"},
             "podMonitor": {"enabled": True},
             "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"note": "yes"}},
-            "networkPolicy": {"allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+            "networkPolicy": {
+                "allowFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+                "allowPoolsFrom": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+            },
         },
     },
     "with a gateway for one namespace": {"watchNamespaces": ["one"], "gateway": {"enabled": True}},

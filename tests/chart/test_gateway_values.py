@@ -10,7 +10,16 @@ import pytest
 import yaml
 
 from cluster.commands import CommandError
-from fastgen_gateway.bootstrap import BOOTSTRAP, CERTIFICATE, CERTIFICATE_FOLDER, CERTIFICATE_PATH, Ports, with_tls
+from fastgen_gateway.bootstrap import (
+    BOOTSTRAP,
+    CERTIFICATE,
+    CERTIFICATE_FOLDER,
+    CERTIFICATE_PATH,
+    POOLS_FOLDER,
+    Ports,
+    with_pools,
+    with_tls,
+)
 from fastgen_gateway.client_files import ClientPaths, read_clients
 from fastgen_gateway.cluster.objects import ENDPOINT_SLICE
 from fastgen_gateway.routing.client import Client
@@ -126,6 +135,7 @@ def test_envoy_listens_on_the_address_of_the_chart(helm: Helm, address: str, tls
     assert found["front"] == {**wanted, "port_value": 8080}
     assert found["status"] == {**wanted, "port_value": 9902}
     assert found["again"]["address"] == "127.0.0.1"
+    assert found["pools"] == {**wanted, "port_value": 9004}
 
 
 def test_only_the_picker_has_the_keys_of_clients_and_engines(
@@ -146,7 +156,7 @@ def test_only_the_picker_has_the_keys_of_clients_and_engines(
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert volumes["client-keys"]["secret"]["secretName"] == "clients"
     assert volumes["engine-keys"]["secret"]["secretName"] == "engines"
-    assert {mount["name"] for mount in envoy["volumeMounts"]} == {"tmp", "config"}
+    assert {mount["name"] for mount in envoy["volumeMounts"]} == {"tmp", "config", "pools"}
     places = {mount["name"]: mount["mountPath"] for mount in picker["volumeMounts"]}
     paths = parse_gateway_settings(picker["args"]).clients
     assert paths is not None
@@ -176,7 +186,7 @@ def test_only_the_picker_has_the_token_and_both_containers_are_restricted(helm: 
     (picker,), (envoy,) = made["initContainers"], made["containers"]
     assert picker["restartPolicy"] == "Always", "it would end before Envoy"
     mounts = {each["name"]: {mount["name"] for mount in each["volumeMounts"]} for each in (picker, envoy)}
-    assert mounts == {"picker": {"tmp", "token"}, "envoy": {"tmp", "config"}}
+    assert mounts == {"picker": {"tmp", "token", "pools"}, "envoy": {"tmp", "config", "pools"}}
     assert made["securityContext"]["runAsNonRoot"] is True
     for container in (picker, envoy):
         assert container["securityContext"] == {
@@ -190,16 +200,17 @@ def test_only_the_picker_has_the_token_and_both_containers_are_restricted(helm: 
 def test_envoy_has_the_gateways_configuration_and_starts_again_when_it_changes(helm: Helm) -> None:
     made = rendered(helm)
     given = yaml.safe_load(made["ConfigMap"]["data"]["envoy.yaml"])
-    assert given == yaml.safe_load(BOOTSTRAP.read_text())
+    assert given == yaml.safe_load(with_pools(BOOTSTRAP.read_text()))
     assert "checksum/envoy" in made["Deployment"]["spec"]["template"]["metadata"]["annotations"]
     ports = {port["name"]: port["containerPort"] for port in pod(helm)["containers"][0]["ports"]}
-    assert ports == {"http": Ports().front, "envoy-status": Ports().status}
+    assert ports == {"http": Ports().front, "envoy-status": Ports().status, "pools": Ports().pools}
 
 
 def test_with_a_certificate_envoy_speaks_tls(helm: Helm) -> None:
     made = rendered(helm, "--set", "gateway.tlsSecretName=certificate", "--set", "gateway.service.port=443")
     data, spec = made["ConfigMap"]["data"], made["Deployment"]["spec"]["template"]["spec"]
-    assert data == {"envoy.yaml": with_tls(BOOTSTRAP.read_text()), "certificate.yaml": CERTIFICATE.read_text()}
+    text = with_tls(with_pools(BOOTSTRAP.read_text()))
+    assert data == {"envoy.yaml": text, "certificate.yaml": CERTIFICATE.read_text()}
     (picker,), (envoy,) = spec["initContainers"], spec["containers"]
     places = {mount["name"]: mount["mountPath"] for mount in envoy["volumeMounts"]}
     assert places["certificate"] == CERTIFICATE_FOLDER
@@ -222,7 +233,8 @@ def test_a_pod_drains_before_envoy_ends(helm: Helm) -> None:
 
 def test_its_policy_admits_clients_the_operator_and_prometheus_each_to_its_port(helm: Helm) -> None:
     made = rendered(helm, "--set-json", 'gateway.networkPolicy.allowFrom=[{"ipBlock": {"cidr": "10.0.0.0/8"}}]')
-    clients, operator, prometheus = made["NetworkPolicy"]["spec"]["ingress"]
+    clients, pools, operator, prometheus = made["NetworkPolicy"]["spec"]["ingress"]
+    assert pools == {"from": [{"namespaceSelector": {}}], "ports": [{"port": "pools", "protocol": "TCP"}]}
     assert clients == {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": "http", "protocol": "TCP"}]}
     assert operator["ports"] == [{"port": "picker", "protocol": "TCP"}]
     assert operator["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "fastgen-operator"
@@ -304,3 +316,43 @@ def test_roles_can_be_left_to_the_administrator(helm: Helm) -> None:
     for scope in ("[]", '["one"]'):
         kinds = {obj["kind"] for obj in helm.render(*ON, *off, "--set-json", f"watchNamespaces={scope}")}
         assert not kinds & {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}, scope
+
+
+def test_the_picker_makes_the_certificate_that_envoy_shows_to_gateways(
+    helm: Helm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    spec = pod(helm)
+    (picker,), (envoy,) = spec["initContainers"], spec["containers"]
+    assert parse_gateway_settings(picker["args"]).pool_certificate == Path(POOLS_FOLDER)
+    assert {"name": "pools", "mountPath": POOLS_FOLDER} in picker["volumeMounts"]
+    assert {"name": "pools", "mountPath": POOLS_FOLDER, "readOnly": True} in envoy["volumeMounts"]
+    assert {"name": "pools", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}} in spec["volumes"]
+
+
+def test_without_inference_pools_nothing_serves_them(helm: Helm) -> None:
+    made = rendered(helm, "--set", "engine.inferencePool.enabled=false")
+    assert yaml.safe_load(made["ConfigMap"]["data"]["envoy.yaml"]) == yaml.safe_load(BOOTSTRAP.read_text())
+    assert "pools" not in json.dumps([made["Deployment"], made["NetworkPolicy"]])
+
+
+def test_only_gateways_of_the_values_may_ask_the_picker(helm: Helm) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}]
+    made = rendered(helm, "--set-json", f"gateway.networkPolicy.allowPoolsFrom={json.dumps(peers)}")
+    assert made["NetworkPolicy"]["spec"]["ingress"][1]["from"] == peers
+    made = rendered(helm, "--set-json", "gateway.networkPolicy.allowPoolsFrom=[]")
+    assert "pools" not in json.dumps(made["NetworkPolicy"])
+
+
+def test_with_a_gateway_the_operator_may_write_what_leads_from_pools_to_it(helm: Helm) -> None:
+    def operator(*args: str) -> set[tuple[str, str, str]]:
+        (role,) = (
+            each
+            for each in helm.render(*args)
+            if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", f"{SYSTEM}.fastgen-operator")
+        )
+        return rights(role)
+
+    verbs = ("get", "list", "create", "patch", "delete")
+    added = {(ENDPOINT_SLICE.group, ENDPOINT_SLICE.plural, verb) for verb in verbs}
+    assert operator(*ON) - operator() == added

@@ -132,14 +132,16 @@ def test_each_policy_restricts_the_operator_of_its_own_release_and_class(plane: 
 def test_monitors_and_pools_have_only_the_pods_of_their_resource_and_no_credentials(
     plane: ControlPlane, helm: Helm
 ) -> None:
+    exposed = resource(gateway={"expose": True})
     for definition in (POD_MONITOR_CRD, INFERENCE_POOL_CRD):
         plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(definition.fetch()))
     release(plane, helm, "install", "one", "--take-ownership")
     try:
         plane.wait_for_crds(*(f"{kind.plural}.{kind.group}" for kind in (FASTGEN, *OPTIONAL)))
-        plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(resource()))
+        plane.kubectl("apply", "--namespace", "shared", "--filename", "-", stdin=json.dumps(exposed))
         owner = json.loads(plane.kubectl("get", "--namespace", "shared", "fgd/chat", "--output=json"))
-        made = {kind: manifest(kind, owner, replace(PLATFORM, optional_kinds=frozenset(OPTIONAL))) for kind in OPTIONAL}
+        platform = replace(PLATFORM, optional_kinds=frozenset(OPTIONAL), has_gateway=True)
+        made = {kind: manifest(kind, owner, platform) for kind in OPTIONAL}
         endpoint = made[POD_MONITOR]["spec"]["podMetricsEndpoints"][0]
         server = _operator(plane, "one")
 

@@ -112,6 +112,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
   verbs: [get, list, create, patch, delete]
+{{- if .Values.gateway.enabled }}
+# The way from InferencePools to the gateway's picker.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, create, patch, delete]
+{{- end }}
 # The model cache's volume and download Job.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]

@@ -9,18 +9,13 @@ from __future__ import annotations
 from fastgen_operator.children.canary import CanaryPods, build_canary
 from fastgen_operator.children.deployment import build_deployment, build_disruption_budget
 from fastgen_operator.children.desired import Desired
+from fastgen_operator.children.inference_pool import build_inference_pool
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.network_policy import build_network_policies
-from fastgen_operator.children.service import (
-    build_inference_pool,
-    build_pod_monitor,
-    build_service,
-    build_service_account,
-)
+from fastgen_operator.children.service import build_pod_monitor, build_service, build_service_account
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
-    INFERENCE_POOL,
     JOB,
     NETWORK_POLICY,
     POD_DISRUPTION_BUDGET,
@@ -60,7 +55,7 @@ def build_children(
         (DEPLOYMENT, None if template is None else build_deployment(desired, template, held_revision)),
         *([] if canary is None else build_canary(desired, canary)),
         (POD_MONITOR, build_pod_monitor(desired, desired.selector)),
-        (INFERENCE_POOL, build_inference_pool(desired)),
+        *(build_inference_pool(desired) if desired.platform.makes_pools and desired.spec.gateway.expose else []),
         # After the Deployment: a volume that cannot grow must not block scaling.
         (CLAIM, None if cache is None else build_claim(desired, cache)),
         (JOB, job),

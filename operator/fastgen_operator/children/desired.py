@@ -9,7 +9,13 @@ from typing import Any, Final
 from fastgen_operator.api import PodTemplate, Spec
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.kinds import FASTGEN, Kind, Object
-from fastgen_operator.labels_and_annotations import CANARY_LABEL_SUFFIX, FETCH_SUFFIX, OWNER_LABEL, QUEUE_LABEL
+from fastgen_operator.labels_and_annotations import (
+    CANARY_LABEL_SUFFIX,
+    FETCH_SUFFIX,
+    OPERATOR_NAME,
+    OWNER_LABEL,
+    QUEUE_LABEL,
+)
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 _QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
@@ -65,7 +71,7 @@ class Desired:
         return {
             "app.kubernetes.io/name": "fastgen-engine",
             "app.kubernetes.io/instance": self.name,
-            MANAGED_BY: "fastgen-operator",
+            MANAGED_BY: OPERATOR_NAME,
             **self.selector,
         }
 

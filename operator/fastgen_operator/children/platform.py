@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from fastgen_operator.kinds import (
     CLAIM,
     DEPLOYMENT,
+    ENDPOINT_SLICE,
+    INFERENCE_POOL,
     JOB,
     NETWORK_POLICY,
     OPTIONAL_KINDS,
@@ -166,7 +168,10 @@ class Platform:
         neighbours: peers for NetworkPolicies.
         pod_monitor_labels: labels to add to every PodMonitor.
         pods: settings of all pods.
-        has_gateway: whether the operator can ask a gateway which deployments have requests.
+        has_gateway: whether there is a gateway: the operator asks it which deployments have requests, and its picker
+            serves InferencePools.
+        pickers: IP addresses of the gateway's pods that are ready, all of one family; sorted. None while they are
+            unknown: what leads to them stays as it is.
     """
 
     engine_image: str
@@ -176,13 +181,20 @@ class Platform:
     pod_monitor_labels: tuple[tuple[str, str], ...] = ()
     pods: PodSettings = PLAIN_PODS
     has_gateway: bool = False
+    pickers: tuple[str, ...] | None = None
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of children that can exist here, including disabled ones that are still to be deleted."""
         optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
         always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
-        return (*always, *optional)
+        has_pools = self.has_gateway and INFERENCE_POOL in self.optional_kinds
+        return (*always, *optional, *((ENDPOINT_SLICE,) if has_pools and self.pickers is not None else ()))
+
+    @property
+    def makes_pools(self) -> bool:
+        """Whether deployments that the gateway serves get an InferencePool. Without a gateway it would name nobody."""
+        return self.has_gateway and self.makes(INFERENCE_POOL)
 
     def makes(self, kind: Kind) -> bool:
         """Return whether children of `kind` are created."""

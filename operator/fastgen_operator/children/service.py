@@ -1,18 +1,13 @@
-"""The Service, PodMonitor, InferencePool and ServiceAccount of the serving pods."""
+"""The Service, PodMonitor and ServiceAccount of the serving pods."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from fastgen_operator.children.desired import Desired
 from fastgen_operator.kinds import Object
 from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.objects.container import HTTP_PORT
-
-# Name and port of a pool's endpoint picker in the chart of the Gateway API inference extension.
-PICKER_SUFFIX: Final = "-epp"
-PICKER_PORT: Final = 9002
 
 
 def build_service(selector: Mapping[str, str]) -> Object:
@@ -40,18 +35,3 @@ def build_pod_monitor(desired: Desired, selector: Mapping[str, str]) -> Object:
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
     }
     return {"metadata": {"labels": dict(desired.platform.pod_monitor_labels)}, "spec": spec}
-
-
-def build_inference_pool(desired: Desired) -> Object:
-    """Build the InferencePool of the serving pods, with the Service NAME-epp as its endpoint picker."""
-    spec = {
-        "selector": {"matchLabels": desired.selector},
-        "targetPorts": [{"number": HTTP_PORT}],
-        "endpointPickerRef": {
-            "name": f"{desired.name}{PICKER_SUFFIX}",
-            "port": {"number": PICKER_PORT},
-            # Without the picker, the gateway still routes, only less well.
-            "failureMode": "FailOpen",
-        },
-    }
-    return {"spec": spec}

@@ -15,7 +15,19 @@ from fastgen_operator.children import build_children
 from fastgen_operator.children.desired import Desired, queue_labels
 from fastgen_operator.children.platform import Platform
 from fastgen_operator.children.template import TemplateRefused, build_template
-from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, OPTIONAL_KINDS, POD, Kind, Object
+from fastgen_operator.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    ENDPOINT_SLICE,
+    INFERENCE_POOL,
+    JOB,
+    OPTIONAL_KINDS,
+    POD,
+    SERVICE,
+    Kind,
+    Object,
+)
+from fastgen_operator.labels_and_annotations import PICKER_SUFFIX
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.objects.stored import FAULT, is_terminating, name_of
 from fastgen_operator.plan.adoption import Adopt, adoptions, is_left_behind
@@ -142,6 +154,9 @@ def make_plan(situation: Situation, platform: Platform) -> Plan:
     compared = [(kind, manifest, observed.child(kind, name_of(manifest))) for kind, manifest in children]
     own = [(kind, manifest, live) for kind, manifest, live in compared if live is None or observed.owns(live)]
     others = [(kind, live) for kind, _, live in compared if live is not None and not observed.owns(live)]
+    if any(kind == SERVICE and name_of(live).endswith(PICKER_SUFFIX) for kind, live in others):
+        # Its endpoints are not to be changed, and it is not the pool's picker.
+        own = [child for child in own if child[0] not in (ENDPOINT_SLICE, INFERENCE_POOL)]
     taken = [_name_taken(kind, live, observed) for kind, live in others if kind not in OPTIONAL_KINDS]
     problems += taken
     problems += [Problem("InvalidSchedule", fault) for fault in faults(situation.spec.autoscaling)]

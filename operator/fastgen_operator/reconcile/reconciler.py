@@ -12,7 +12,7 @@ from fastgen_operator.api import Spec
 from fastgen_operator.autoscale.loop import FIXED_PERIODS
 from fastgen_operator.autoscale.watchlist import Watchlist
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import FASTGEN, Key, Kind, Object
+from fastgen_operator.kinds import FASTGEN, INFERENCE_POOL, Key, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
@@ -263,13 +263,14 @@ class Reconciler:
         uid, is_autoscaled = observed.resource["metadata"]["uid"], spec.autoscaling is not None
         starts = self.watchlist.known_starts(observed.key, uid)
         stage = self.watchlist.loading_stage(observed.key)
-        has_gateway = self.platform(observed.key[0]).has_gateway
+        platform = self.platform(observed.key[0])
         situation = Situation(
             *(observed, spec, now, failures),
             known_starts=starts,
             loading_stage=stage,
             served_model=self.watchlist.served_model(observed.key, uid),
-            has_gateway=has_gateway,
+            has_gateway=platform.has_gateway,
+            num_pickers=len(platform.pickers or ()) if platform.makes(INFERENCE_POOL) else None,
             evidence=self.watchlist.evidence(observed.key, uid),
         )
         if (record := self.watchlist.lookup(observed.key, uid)) is None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fastgen_operator.kinds import FASTGEN, Key, Object
+from fastgen_operator.kinds import FASTGEN, INFERENCE_POOL, Key, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.kube.relist import Relister
 from fastgen_operator.kube.sources import Sources
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Resync intervals without a step of the resync after which the liveness probe fails.
 _ROUNDS = 3
+# Between two looks at the pods of the gateway. One that is deleted serves for 15 s at least.
+_PICKER_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -115,6 +117,7 @@ class Controller:
             *self._workers,
             asyncio.create_task(self._resync(), name="resync"),
             asyncio.create_task(self._beat(), name="heartbeat"),
+            *([] if self.settings.gateway_namespace is None else [asyncio.create_task(self._follow_pickers())]),
         ]
 
     async def finish(self, within: float) -> bool:
@@ -184,6 +187,7 @@ class Controller:
                 self._resync_step_at = self.clock()
                 # Before any reconcile: the platform decides which children are written.
                 await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh)
+                await asyncio.to_thread(self.progress.run, "list", self.discovery.refresh_pickers)
                 # Corrects the cache; resources for which it was wrong are reconciled, deleted ones included.
                 wrong = await asyncio.to_thread(self.progress.run, "list", self.relister.relist)
                 await asyncio.to_thread(self.progress.run, "list", self.record_stale)
@@ -212,6 +216,19 @@ class Controller:
                 # A defect at one object must not end the resync of all.
                 logger.exception("resync")
                 await asyncio.sleep(interval)
+
+    async def _follow_pickers(self) -> None:
+        """Keep the addresses in the EndpointSlices of pickers those of the gateway's pods."""
+        while True:
+            try:
+                if await asyncio.to_thread(self.discovery.refresh_pickers):
+                    for key in self.cache.resources():
+                        if self.cache.owned(INFERENCE_POOL, key):
+                            self.queue.add_listed(key)
+            except Exception:
+                # The pods in the slices stay, and other resources are reconciled.
+                logger.exception("looking for the pods of the gateway")
+            await asyncio.sleep(_PICKER_SECONDS)
 
     async def _beat(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Children in the cluster: PodMonitors and InferencePools (with their real CRDs), NetworkPolicies, budgets."""
+"""Children in the cluster: PodMonitors (with their real CRD), NetworkPolicies, budgets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cluster.controlplane import ControlPlane
 from harness.chart import Helm
-from harness.definitions import INFERENCE_POOL_CRD, POD_MONITOR_CRD
+from harness.definitions import POD_MONITOR_CRD
 from harness.process import OperatorProcess
 from harness.space import Space, resource
 from support.namespace import Object
@@ -17,23 +17,21 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.controlplane
 
-DEFINITIONS = (POD_MONITOR_CRD, INFERENCE_POOL_CRD)
-OPTIONAL = ("podmonitors.monitoring.coreos.com", "inferencepools.inference.networking.k8s.io")
+OPTIONAL = "podmonitors.monitoring.coreos.com"
 
 
 def install(plane: ControlPlane) -> None:
-    for definition in DEFINITIONS:
-        plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(definition.fetch()))
-    plane.wait_for_crds(*OPTIONAL)
+    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=json.dumps(POD_MONITOR_CRD.fetch()))
+    plane.wait_for_crds(OPTIONAL)
 
 
 def uninstall(plane: ControlPlane) -> None:
-    plane.kubectl("delete", "crd", *OPTIONAL, "--ignore-not-found")
+    plane.kubectl("delete", "crd", OPTIONAL, "--ignore-not-found")
 
 
 @pytest.fixture
 def bare(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """Yield the control plane; the optional kinds are uninstalled afterwards."""
+    """Yield the control plane; the optional kind is uninstalled afterwards."""
     yield plane
     uninstall(plane)
 
@@ -46,14 +44,14 @@ def made(space: Space, kind: str, name: str = "chat") -> Object:
 
 
 def versions(space: Space) -> dict[str, str]:
-    return space.versions() | {kind: space.get(kind, "chat")["metadata"]["resourceVersion"] for kind in OPTIONAL}
+    return space.versions() | {OPTIONAL: space.get(OPTIONAL, "chat")["metadata"]["resourceVersion"]}
 
 
 def failures(operator: OperatorProcess) -> float:
     return operator.metrics()["fastgen_operator_reconcile_errors_total", ""]
 
 
-def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
+def test_children_of_an_optional_kind_follow_the_installation_of_its_crd(
     bare: ControlPlane, space: Space, operator: OperatorProcess
 ) -> None:
     operator.restart()
@@ -65,8 +63,7 @@ def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
     for kind in ("PodMonitor", "NetworkPolicy"):
         obj = Helm(bare.programs / "helm").one(kind, *enabled)
         bare.kubectl("apply", "--dry-run=server", "--filename", "-", stdin=json.dumps(obj))
-    assert made(space, OPTIONAL[0])["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
-    assert made(space, OPTIONAL[1])["spec"]["endpointPickerRef"]["failureMode"] == "FailOpen"
+    assert made(space, OPTIONAL)["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
     space.settled()
     before, writes = versions(space), operator.writes()
     operator.let_resyncs_pass(4)
@@ -84,37 +81,7 @@ def test_children_of_optional_kinds_follow_the_installation_of_their_crds(
     assert failures(operator) == 0
     assert space.condition("Ready")["status"] == "True"
     install(bare)
-    for kind in OPTIONAL:
-        made(space, kind)
-
-
-def test_an_inference_pool_of_another_owner_is_left_unchanged(
-    bare: ControlPlane, space: Space, operator: OperatorProcess
-) -> None:
-    install(bare)
-    theirs = {
-        "apiVersion": "inference.networking.k8s.io/v1",
-        "kind": "InferencePool",
-        "metadata": {"name": "chat"},
-        "spec": {
-            "selector": {"matchLabels": {"fastgen.dev/deployment": "chat"}},
-            "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "my-picker", "port": {"number": 9002}},
-        },
-    }
-    space.apply(theirs)
-    space.apply(resource())
-    space.make_ready()
-    space.wait_condition("Ready", "True", "AllReplicasReady")
-    made(space, OPTIONAL[0])
-    operator.let_resyncs_pass(2)
-    pool = space.get(OPTIONAL[1], "chat")
-    assert pool["spec"]["endpointPickerRef"]["name"] == "my-picker"
-    assert "ownerReferences" not in pool["metadata"]
-    space.kubectl("delete", OPTIONAL[1], "chat", "--wait=false")
-    eventually(
-        lambda: "ownerReferences" in space.get(OPTIONAL[1], "chat")["metadata"], within=20, what="a pool of its own"
-    )
+    made(space, OPTIONAL)
 
 
 def test_manual_changes_of_the_network_policy_are_reverted(space: Space, operator: OperatorProcess) -> None:

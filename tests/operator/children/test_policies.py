@@ -1,4 +1,4 @@
-"""ServiceAccount, PodDisruptionBudget, NetworkPolicy, PodMonitor and InferencePool manifests."""
+"""ServiceAccount, PodDisruptionBudget, NetworkPolicy and PodMonitor manifests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from fastgen_operator.children.platform import CLUSTER_DNS, Neighbours, Platform
 from fastgen_operator.kinds import (
     DEPLOYMENT,
-    INFERENCE_POOL,
     NETWORK_POLICY,
     OPTIONAL_KINDS,
     POD_DISRUPTION_BUDGET,
@@ -171,10 +170,10 @@ def test_rules_are_normalized_as_the_api_server_stores_them() -> None:
 
 def test_optional_kinds_are_created_only_if_installed_and_enabled() -> None:
     assert not children(Platform("e")).keys() & set(OPTIONAL_KINDS)
-    assert children().keys() >= set(OPTIONAL_KINDS)
-    switched_off = Platform("e", ALL.optional_kinds, frozenset({"InferencePool"}))
-    assert INFERENCE_POOL not in children(switched_off)
-    assert INFERENCE_POOL in switched_off.kinds, "existing ones must still be observed, to be deleted"
+    assert POD_MONITOR in children()
+    switched_off = Platform("e", ALL.optional_kinds, frozenset({"PodMonitor"}))
+    assert POD_MONITOR not in children(switched_off)
+    assert POD_MONITOR in switched_off.kinds, "existing ones must still be observed, to be deleted"
 
 
 def test_the_pod_monitor_labels_every_series_with_the_deployment_and_has_extra_labels() -> None:
@@ -185,10 +184,3 @@ def test_the_pod_monitor_labels_every_series_with_the_deployment_and_has_extra_l
     assert monitor["spec"]["podTargetLabels"] == ["fastgen.dev/deployment"]
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics"}]
     assert POD_MONITOR.api_version == monitor["apiVersion"]
-
-
-def test_the_inference_pool_selects_the_pods_and_fails_open_without_its_picker() -> None:
-    pool = children()[INFERENCE_POOL]["spec"]
-    assert pool["selector"] == {"matchLabels": {"fastgen.dev/deployment": "chat"}}
-    assert pool["targetPorts"] == [{"number": 8000}]
-    assert pool["endpointPickerRef"] == {"name": "chat-epp", "port": {"number": 9002}, "failureMode": "FailOpen"}

@@ -17,7 +17,7 @@ from fastgen_operator.autoscale.scrape.served_model import ServedModel
 from fastgen_operator.autoscale.supply import LoadingStage
 from fastgen_operator.autoscale.watchlist import Record, Watchlist
 from fastgen_operator.children.platform import Platform
-from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, INFERENCE_POOL, POD, REPLICA_SET, SERVICE, Kind, Object
+from fastgen_operator.kinds import DEPLOYMENT, FASTGEN, POD, POD_MONITOR, REPLICA_SET, SERVICE, Kind, Object
 from fastgen_operator.kube.cache import InformerCache
 from fastgen_operator.labels_and_annotations import OWNER_LABEL
 from fastgen_operator.metrics import Metrics
@@ -360,17 +360,17 @@ def test_what_a_loading_engine_says_is_one_write() -> None:
 
 
 def test_an_object_that_only_a_request_finds_is_looked_up_every_time() -> None:
-    """Another owner's InferencePool takes the place of the resource's own, and no watch shows its end."""
+    """Another owner's PodMonitor takes the place of the resource's own, and no watch shows its end."""
     theirs = {"metadata": {"name": "chat", "namespace": "space", "resourceVersion": "1", "uid": "theirs"}}
-    platform = Platform("engine:test", optional_kinds=frozenset({INFERENCE_POOL}))
-    world = serving(World(platform=platform, unlabelled={(INFERENCE_POOL, "chat"): theirs}))
+    platform = Platform("engine:test", optional_kinds=frozenset({POD_MONITOR}))
+    world = serving(World(platform=platform, unlabelled={(POD_MONITOR, "chat"): theirs}))
     live = world.cache.get(FASTGEN, *KEY)
     assert live is not None
     assert live["status"]["conditions"][0]["status"] == "True"
-    assert world.cache.get(INFERENCE_POOL, *KEY) is None
-    del world.unlabelled[INFERENCE_POOL, "chat"]
+    assert world.cache.get(POD_MONITOR, *KEY) is None
+    del world.unlabelled[POD_MONITOR, "chat"]
     world.reconciler.reconcile(KEY)
-    assert world.cache.get(INFERENCE_POOL, *KEY) is not None
+    assert world.cache.get(POD_MONITOR, *KEY) is not None
 
 
 async def test_a_change_that_arrives_right_after_the_decision_to_skip_is_planned(

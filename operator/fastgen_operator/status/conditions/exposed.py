@@ -23,6 +23,8 @@ def exposed(situation: Situation) -> Condition | None:
         words = "the operator has no gateway: install its chart with gateway.enabled"
         if spec.autoscaling is not None and spec.autoscaling.min_replicas == 0:
             words += "; until then, one replica runs, because nothing would hold requests"
+        if situation.num_pickers is not None:
+            words += "; until then, there is no InferencePool, because the gateway's picker would serve it"
         return false("NoGateway", words)
     namespace, name = observed.key
     model = spec.model.served_name or name
@@ -33,4 +35,8 @@ def exposed(situation: Situation) -> Condition | None:
             f"requests for model {model} go to the older FastGenDeployment {other}: set another spec.model.servedName, "
             f"or ask for model {namespace}/{name}",
         )
-    return true("ModelRouted", f"the gateway routes requests for model {model}")
+    words = f"the gateway routes requests for model {model}"
+    if situation.num_pickers is not None:
+        serving = "its picker serves" if situation.num_pickers else "none of its pods is ready to serve"
+        words += f"; {serving} the InferencePool {name}"
+    return true("ModelRouted", words)

@@ -27,6 +27,8 @@ standins.install()
 
 import torch  # noqa: E402  (the engine is imported with stand-ins for missing packages)
 
+from benchmarks.gpu.aims import DATA_SHEETS  # noqa: E402
+from benchmarks.gpu.aims import table as aims_table  # noqa: E402
 from benchmarks.gpu.counts import step_work  # noqa: E402
 from benchmarks.gpu.launches import SAMPLING, Launches, count_launches  # noqa: E402
 from benchmarks.gpu.prediction import GPUS, predicted_seconds  # noqa: E402
@@ -37,8 +39,6 @@ from benchmarks.gpu.sizes import FULL, TINY, Sizes  # noqa: E402
 
 # Of the whole run.
 _SECONDS = 530.0
-# Peaks by NVIDIA's data sheets: bytes per second, and bfloat16 operations per second without sparsity.
-_DATA_SHEETS = {"H100 SXM": (3.35e12, 989e12), "H200 SXM": (4.8e12, 989e12)}
 
 
 def main() -> None:
@@ -63,7 +63,8 @@ def main() -> None:
     given = parser.parse_args()
     sizes = TINY if given.tiny else FULL
     if given.count_only:
-        print("\n".join([*_count_table(sizes), "", *prediction_table(sizes), "", *_launch_table(_launches())]))
+        tables = aims_table(sizes), _count_table(sizes), prediction_table(sizes), _launch_table(_launches())
+        print("\n\n".join("\n".join(lines) for lines in tables))
         return
     only = set(given.only.split(",")) if given.only else set(SECTIONS)
     if unknown := only - SECTIONS.keys():
@@ -214,12 +215,12 @@ def _count_table(sizes: Sizes) -> list[str]:
         (sizes.mixture, f"{sizes.batch} decodes at {sizes.batch_context} tokens", many),
     ]
     heads = ["weights MB", "KV read MB", "other MB", "total MB", "GFLOP"]
-    heads += [*(f"floor {gpu}, ms" for gpu in _DATA_SHEETS), *(f"predicted {gpu}, ms" for gpu in GPUS)]
+    heads += [*(f"floor {gpu}, ms" for gpu in DATA_SHEETS), *(f"predicted {gpu}, ms" for gpu in GPUS)]
     lines = [f"| step, bfloat16 | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     for model, name, shape in steps:
         work = step_work(model.architecture, shape)
         amounts = [n / 1e6 for n in (work.weights, work.cache, work.activations, work.num_bytes)]
-        floors = [work.floor_seconds(*peaks) * 1e3 for peaks in _DATA_SHEETS.values()]
+        floors = [work.floor_seconds(*peaks) * 1e3 for peaks in DATA_SHEETS.values()]
         cells = [*(f"{n:,.1f}" for n in amounts), f"{work.operations / 1e9:,.1f}", *(f"{n:.3f}" for n in floors)]
         cells += [f"{predicted_seconds(gpu, model.architecture, shape) * 1e3:.2f}" for gpu in GPUS.values()]
         lines.append(f"| {model.label}, {name} | {' | '.join(cells)} |")

@@ -43,8 +43,8 @@ def _tests(name: str, seconds: float, *arguments: str) -> Part:
     return Part(name, ("-m", "pytest", *options, *parallel, *arguments), seconds)
 
 
-def _sections(name: str, seconds: float, only: str) -> Part:
-    return Part(name, ("-m", "benchmarks.gpu", "--only", only, "--output", f"{{out}}/{name}"), seconds)
+def _sections(name: str, seconds: float, only: str, *arguments: str) -> Part:
+    return Part(name, ("-m", "benchmarks.gpu", "--only", only, "--output", f"{{out}}/{name}", *arguments), seconds)
 
 
 def parts() -> tuple[Part, ...]:
@@ -57,6 +57,7 @@ def parts() -> tuple[Part, ...]:
         _sections("attention", 150, "attention,mixture,curve"),
         _sections("load", 200, "long-prompts,tail,requests"),
         _sections("transformers", 100, "transformers"),
+        _sections("vllm", 300, "vllm", "--seconds", "280"),  # it compiles the model and its graphs first
     )
 
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.gpu.counts import attention_work
 from benchmarks.gpu.sizes import ModelSize, Sizes
+from fastgen.core.budget_tuning import TunedBudget, measured_sizes, tune_budget
+from fastgen.core.chunking import MIN_PROMPT_TOKENS
+from fastgen.core.step_times import StepTime, StepWork
 from fastgen.model.config.architecture import Experts, ModelArchitecture
+from fastgen.runner.gpu_runner import SPARE_ROWS
 from fastgen.runner.graphs import token_counts
 from fastgen.settings import EngineConfig
 
@@ -34,10 +38,14 @@ _SAMPLER, _SAMPLER_BYTES = 6 * _KERNEL_LAUNCH + _GAP + 20e-6, 4
 _TRITON_DISPATCH, _TORCH_DISPATCH, _TRANSFORMERS_OPERATIONS = 40e-6, 8e-6, 36
 # Elementwise operations of transformers read and write so many times as much as our kernels.
 _UNFUSED = 3
+# Decodes of a calibrated step, their length, and the longest of its chunks (`fastgen.engine.calibration`).
+_CALIBRATED_DECODES, _CALIBRATED_LENGTH, _CALIBRATED_CHUNK = 4, 257, 512
+# Sequences that the benchmark's engines may run.
+MOST_SEQUENCES: Final = 256
 # A capture synchronises and returns the allocator's memory twice.
 _CAPTURE = 10e-3
 # Operations per second: of products, of experts, and of attention by the most keys of a sequence.
-_PRODUCTS, _EXPERTS = 680e12, 350e12
+PRODUCTS, _EXPERTS = 680e12, 350e12
 _ATTENTION: Final = ((4096, 250e12), (16384, 320e12), (float("inf"), 340e12))
 
 
@@ -123,10 +131,49 @@ def predicted_transformers_seconds(
     return max(host, predicted_seconds(gpu, a, sequences) + (_UNFUSED - 1) * a.num_layers * fused)
 
 
+def predicted_requests_rate(gpu: GPU, size: ModelSize, sizes: Sizes) -> float:
+    """Return the generated tokens per second of requests that arrive at once: their prompts first, then all decode."""
+    draw, a = random.Random(0), size.architecture
+    lengths = [[draw.randint(sizes.shortest, sizes.longest) for _ in range(2)] for _ in range(sizes.requests)]
+    seconds = sum(predicted_seconds(gpu, a, [(prompt, prompt)] * 8) / 8 for prompt, _ in lengths)
+    for step in range(sizes.longest):
+        if running := [(1, prompt + step) for prompt, generation in lengths if generation > step]:
+            seconds += predicted_seconds(gpu, a, running)
+    return sum(generation for _, generation in lengths) / seconds
+
+
+def predicted_graph_bytes(architecture: ModelArchitecture, num_tokens: int) -> int:
+    """Return what the largest graph has in memory at once: the widest activations, and the logits of its rows."""
+    a = architecture
+    return num_tokens * 2 * a.mlp_size * _SIZE + min(num_tokens, MOST_SEQUENCES + SPARE_ROWS) * a.vocab_size * 4
+
+
+def predicted_tail(gpu: GPU, architecture: ModelArchitecture, sizes: Sizes) -> TunedBudget:
+    """Return the budget that calibration would choose, with the time of a full step of the closed loop of clients.
+
+    In the long run a step has the clients' prompt and generated tokens in their proportion.
+    """
+    s, decodes = sizes, [(1, _CALIBRATED_LENGTH)] * _CALIBRATED_DECODES
+    config = EngineConfig(model="", device="cuda", max_sequences=MOST_SEQUENCES)
+
+    def measured(tokens: int) -> StepTime:
+        chunks = [min(_CALIBRATED_CHUNK, left) for left in range(tokens - len(decodes), 0, -_CALIBRATED_CHUNK)]
+        shape = [*decodes, *((chunk, chunk) for chunk in chunks)]
+        return StepTime(StepWork(tokens), predicted_seconds(gpu, architecture, shape))
+
+    curve = [measured(tokens) for tokens in measured_sizes(config.most_tokens)]
+    minimum = MOST_SEQUENCES + MIN_PROMPT_TOKENS
+    tuned = tune_budget(curve, target_seconds=None, minimum=minimum, maximum=config.most_tokens)
+    running = min(s.clients, round(tuned.token_budget / (1 + s.prompt / s.generation)))
+    prompt = tuned.token_budget - running
+    shape = [*[(1, s.prompt + s.generation // 2)] * running, (prompt, s.prompt // 2)]
+    return replace(tuned, seconds=predicted_seconds(gpu, architecture, shape))
+
+
 def _product(gpu: GPU, rows: int, inputs: int, outputs: int) -> float:
     num_bytes = inputs * outputs * _SIZE
     share = next(share for most, share in _SHARES if num_bytes < most * 1e6)
-    return max(num_bytes / (share * gpu.achieved), 2 * rows * inputs * outputs / _PRODUCTS) + _PRODUCT_LAUNCH
+    return max(num_bytes / (share * gpu.achieved), 2 * rows * inputs * outputs / PRODUCTS) + _PRODUCT_LAUNCH
 
 
 def _mixture(gpu: GPU, rows: int, hidden: int, experts: Experts) -> float:
@@ -181,7 +228,7 @@ def _rows(sizes: Sizes) -> Iterator[tuple[str, list[str]]]:
     seconds = [predicted_capture_seconds(gpu, large.architecture, counts) for gpu in GPUS.values()]
     yield f"{large.label}, capture of {len(counts)} graphs: s", [f"{each:.1f}" for each in seconds]
     name = f"{s.small.label}, {s.requests} requests, {s.shortest} to {s.longest} tokens in and out: output tok/s"
-    yield name, [f"{_requests_rate(gpu, s.small, s):,.0f}" for gpu in GPUS.values()]
+    yield name, [f"{predicted_requests_rate(gpu, s.small, s):,.0f}" for gpu in GPUS.values()]
     decodes = [(1, s.decode_context)] * s.streams
     chunk = (s.token_counts[-3] - s.streams, s.long_prompt)
     for label, shape in (
@@ -190,14 +237,3 @@ def _rows(sizes: Sizes) -> Iterator[tuple[str, list[str]]]:
     ):
         seconds = [predicted_seconds(gpu, s.longest_model.architecture, shape) for gpu in GPUS.values()]
         yield f"{s.longest_model.label}, {label}: ms", [f"{each * 1e3:.2f}" for each in seconds]
-
-
-def _requests_rate(gpu: GPU, size: ModelSize, sizes: Sizes) -> float:
-    """Return the generated tokens per second of requests that arrive at once: their prompts first, then all decode."""
-    draw, a = random.Random(0), size.architecture
-    lengths = [[draw.randint(sizes.shortest, sizes.longest) for _ in range(2)] for _ in range(sizes.requests)]
-    seconds = sum(predicted_seconds(gpu, a, [(prompt, prompt)] * 8) / 8 for prompt, _ in lengths)
-    for step in range(sizes.longest):
-        if running := [(1, prompt + step) for prompt, generation in lengths if generation > step]:
-            seconds += predicted_seconds(gpu, a, running)
-    return sum(generation for _, generation in lengths) / seconds

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu import vllm_engine
+from benchmarks.gpu.aims import FIXED_BUDGET
 from benchmarks.gpu.counts import Work, attention_work, step_work
 from benchmarks.gpu.models import Ours, graph_capture, static_cache, transformers_model
+from benchmarks.gpu.prediction import MOST_SEQUENCES
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sizes import ModelSize, Sizes
 from benchmarks.gpu.steps import Steps, random_tokens
@@ -37,9 +40,6 @@ from fastgen.model.device_input import DeviceRows
 _ATTENTION_LAYERS = 8
 # Steps or calls of transformers that are timed at most: its static cache grows with each.
 _THEIR_CALLS = 60
-_MOST_SEQUENCES = 256
-# Tokens of a step of other engines by default.
-_FIXED_BUDGET = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Bench:
 
     def ours(self, size: ModelSize) -> Ours:
         """Return our model, with its graphs."""
-        ours = Ours.make(size, self.sizes.block_size, _MOST_SEQUENCES, self.device, self.dtype)
+        ours = Ours.make(size, self.sizes.block_size, MOST_SEQUENCES, self.device, self.dtype)
         capture = graph_capture(self.device)
         if self.graphs and capture is not None:
             ours.capture_graphs(max(self.sizes.token_counts), capture)
@@ -136,7 +136,7 @@ def _decode_steps(engine: Engine, ours: Ours, batch: int, context: int, steps: i
 
 def _forward_alone(bench: Bench, ours: Ours, shape: Sequence[tuple[int, int]], name: str) -> Row:
     """Time the forward pass and the head on the device."""
-    rows, size = _MOST_SEQUENCES, ours.cache.block_size
+    rows, size = MOST_SEQUENCES, ours.cache.block_size
     tables = DeviceRows(
         rows, -(-ours.size.max_length // size), torch.zeros(rows, dtype=torch.int32, device=bench.device)
     )
@@ -200,7 +200,7 @@ def tail(bench: Bench, size: ModelSize) -> Iterator[Row]:
     def encode(text: str) -> list[int]:
         return [3 + crc32(word.encode()) % (vocabulary - 3) for word in text.split()]
 
-    results = run_in_process(ours.engine(_MOST_SEQUENCES), encode, load, ours.size.max_length, lambda: None)
+    results = run_in_process(ours.engine(MOST_SEQUENCES), encode, load, ours.size.max_length, lambda: None)
     gaps = sorted(gap for answer in results.answers for gap in answer.gaps)
     name = f"{size.label}, p{s.prompt}/g{s.generation}, {s.clients} clients"
     median, worst = percentile(gaps, 0.5), percentile(gaps, 0.99)
@@ -213,19 +213,34 @@ def long_prompts(bench: Bench) -> Iterator[Row]:
     """Time the steps of decodes before long prompts arrive, until these are computed, and after that."""
     s = bench.sizes
     ours = bench.ours(s.longest_model)
-    fixed = min(_FIXED_BUDGET, 8 * max(s.token_counts))
+    fixed = min(FIXED_BUDGET, 8 * max(s.token_counts))
     for setting, settings in (
         ("with the default target", {}),
         (f"with a budget of {fixed} and no target", {"token_budget": fixed, "inter_token_target": "off"}),
     ):
         engine = ours.engine(max(16, s.streams + s.long_prompts), **settings)
-        phases = _steps_around_prompts(engine, ours, s)
-        name = f"{s.longest_model.label}, {_decodes(s.streams)}, {s.long_prompts} prompts of {s.long_prompt} tokens"
-        for phase, times in zip(("before", "during", "after"), phases, strict=True):
-            spread = f"p99 {percentile(times, 0.99) * 1e3:.3f} ms, longest {times[-1] * 1e3:.3f} ms"
-            note = f"{spread}; {len(times) / sum(times):.1f} tok/s each; {len(times)} steps"
-            yield Row(f"{name}, {setting}: median inter-token latency {phase}", percentile(times, 0.5), note=note)
+        yield from _phases(f"{_beside_prompts(s)}, {setting}", _steps_around_prompts(engine, ours, s))
         del engine
+
+
+def vllm(bench: Bench) -> Iterator[Row]:
+    """Time the tokens of the same load by vLLM with its default budget; no rows where it is not installed."""
+    if vllm_engine.is_installed():
+        name = f"vLLM {vllm_engine.version()}, {_beside_prompts(bench.sizes)}"
+        yield from _phases(name, vllm_engine.phases_around_prompts(bench.sizes, bench.dtype))
+
+
+def _beside_prompts(sizes: Sizes) -> str:
+    prompts = f"{sizes.long_prompts} prompts of {sizes.long_prompt} tokens"
+    return f"{sizes.longest_model.label}, {_decodes(sizes.streams)}, {prompts}"
+
+
+def _phases(name: str, phases: tuple[list[float], list[float], list[float]]) -> Iterator[Row]:
+    """Yield a row for the ascending latencies before, during and after the long prompts."""
+    for phase, times in zip(("before", "during", "after"), phases, strict=True):
+        spread = f"p99 {percentile(times, 0.99) * 1e3:.3f} ms, longest {times[-1] * 1e3:.3f} ms"
+        note = f"{spread}; {len(times) / sum(times):.1f} tok/s each; {len(times)} latencies"
+        yield Row(f"{name}: median inter-token latency {phase}", percentile(times, 0.5), note=note)
 
 
 def _steps_around_prompts(engine: Engine, ours: Ours, sizes: Sizes) -> tuple[list[float], list[float], list[float]]:
@@ -436,6 +451,7 @@ SECTIONS: dict[str, Section] = {
     "requests": lambda b: requests(b, b.sizes.small),
     "tail": _large(tail),
     "long-prompts": long_prompts,
+    "vllm": vllm,
     "curve": _large(curve),
     "attention": _large(attention),
     "mixture": mixture,

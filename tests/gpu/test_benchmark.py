@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import benchmarks.gpu.__main__ as program
 import pytest
 import torch
-from benchmarks.gpu import first_run, sections
+from benchmarks.gpu import first_run, sections, vllm_engine
+from benchmarks.gpu.aims import aims
+from benchmarks.gpu.aims import table as aims_table
 from benchmarks.gpu.counts import step_work
 from benchmarks.gpu.prediction import GPUS, predicted_seconds
+from benchmarks.gpu.prediction import table as prediction_table
 from benchmarks.gpu.results import Row
 from benchmarks.gpu.sections import SECTIONS, Bench
 from benchmarks.gpu.sizes import FULL, TINY
@@ -180,12 +184,24 @@ def test_a_section_that_fails_or_takes_too_long_is_one_row(monkeypatch: pytest.M
     ]
 
 
+def test_the_page_predicts_all_that_the_sections_measure() -> None:
+    page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
+    assert "\n\n" + "\n".join(aims_table(FULL)) + "\n\n" in page, "python -m benchmarks.gpu --count-only prints it"
+    found = aims(FULL)
+    assert all(each.predicted for each in found)
+    assert {section for each in found for section in each.sections} == set(SECTIONS)
+    # What is predicted in other tables of the page.
+    curve, layer = ([each for each in prediction_table(FULL) if word in each] for word in ("step of", "of one layer"))
+    assert len(curve) == len(FULL.token_counts)
+    assert len(layer) == 3
+
+
 def test_counting_needs_no_device() -> None:
     names = [line.split(" | ")[0] for line in program._count_table(FULL)]
     assert names[2:4] == ["| 8B, 1 decode at 512 tokens", "| 8B, prefill of 2048 tokens"]
     page = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text().splitlines()
     launches = program._launch_table(program._launches())
-    assert set(program._count_table(FULL)) | set(program.prediction_table(FULL)) | set(launches) <= set(page)
+    assert set(program._count_table(FULL)) | set(prediction_table(FULL)) | set(launches) <= set(page)
     assert launches[2:] == [
         "| greedy | 9 | 13 | 4 | 0 |",
         "| filters | 9 | 13 | 4 | 0 |",
@@ -248,6 +264,86 @@ def test_steps_are_timed_with_graphs_and_without(graphs: bool, monkeypatch: pyte
         names = [row.name for row in sections.decode(bench, TINY.small, 2, 8)]
     assert any(name.endswith("launched one by one") for name in names) == graphs
     assert (capture.replays > 0) == graphs
+
+
+@dataclass
+class Vllm:
+    """Stands in for vLLM's engine, which computes a prompt in steps of its token budget.
+
+    Attributes:
+        arguments: what the engine was made with.
+        prompts: the number of prompt tokens of each request.
+    """
+
+    budget: int = 100
+    arguments: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    prompts: dict[str, int] = field(default_factory=dict)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage = SimpleNamespace(UsageContext=SimpleNamespace(OPENAI_API_SERVER="a server"))
+        module: Any = ModuleType("vllm")
+        module.EngineArgs, module.LLMEngine, module.__version__ = dict, self, "1.2"
+        module.SamplingParams = lambda **settings: SimpleNamespace(**settings)
+        monkeypatch.setattr(vllm_engine, "is_installed", lambda: True)
+        for name, each in (("vllm", module), ("vllm.usage", usage), ("vllm.usage.usage_lib", usage)):
+            monkeypatch.setitem(sys.modules, name, each)
+
+    def from_engine_args(self, arguments: dict[str, Any], *, usage_context: str) -> Vllm:
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert usage_context == "a server", "others have another budget by default"
+        self.arguments = arguments
+        self.config = json.loads(Path(arguments["model"], "config.json").read_text())
+        self._left: dict[str, int] = {}
+        self._generated: dict[str, int] = {}
+        self._most: dict[str, int] = {}
+        return self
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], sampling: Any) -> None:
+        assert max(prompt["prompt_token_ids"]) < self.config["vocab_size"]
+        self.prompts[name] = self._left[name] = len(prompt["prompt_token_ids"])
+        self._most[name] = sampling.max_tokens
+
+    def step(self) -> list[Any]:
+        budget, outputs = self.budget, []
+        for name, left in self._left.items():
+            computed = min(left, budget)
+            self._left[name] -= computed
+            budget -= computed
+            if self._left[name] or self._generated.get(name) == self._most[name]:
+                continue
+            self._generated[name] = self._generated.get(name, 0) + 1
+            token_ids = [3] * self._generated[name]
+            outputs.append(SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=token_ids)]))
+        return outputs
+
+
+def test_vllm_runs_the_same_load_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    (engine := Vllm()).install(monkeypatch)
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    rows = list(SECTIONS["vllm"](Bench(TINY, torch.device("cpu"), torch.float32)))
+    s = TINY
+    assert engine.prompts == {
+        **{f"stream {number}": s.decode_context for number in range(s.streams)},
+        **{f"prompt {number}": s.long_prompt for number in range(s.long_prompts)},
+    }
+    assert engine.config["architectures"] == ["LlamaForCausalLM"]
+    assert engine.arguments["load_format"] == "dummy"
+    assert engine.arguments["max_model_len"] == s.longest_model.max_length
+    assert "max_num_batched_tokens" not in engine.arguments
+    name = "vLLM 1.2, tiny Llama, 2 decodes, 2 prompts of 300 tokens: median inter-token latency"
+    assert [row.name for row in rows] == [f"{name} {phase}" for phase in ("before", "during", "after")]
+    # All streams get a token in each step, of which two prompts take three each.
+    latencies = [s.streams * count for count in (s.watched_steps, 6, s.watched_steps)]
+    assert [int(row.note.split()[-2]) for row in rows] == latencies
+    assert all(row.seconds for row in rows)
+
+
+def test_without_vllm_the_section_has_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "is_installed", lambda: False)
+    assert not list(SECTIONS["vllm"](Bench(TINY, torch.device("cpu"), torch.float32)))
 
 
 def test_the_work_of_a_decode_is_its_weights_and_its_cache() -> None:

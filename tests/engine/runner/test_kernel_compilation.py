@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -18,7 +19,7 @@ from triton.runtime.jit import KernelInterface
 from fastgen.model.native import load_on_gpu
 from fastgen.model.partition import Partition
 from fastgen.model.source import ModelSource
-from fastgen.runner import kernel_compilation
+from fastgen.runner import kernel_compilation, loader
 from fastgen.runner.device import run_first_steps
 from fastgen.runner.kernel_compilation import KernelCompilation, KernelLaunch, first_launches
 from fastgen.runner.loader import gpu_runner
@@ -158,6 +159,38 @@ def test_the_weights_are_read_meanwhile() -> None:
     compilation.wait(progress)
     began, *_, ended = [call.args for call in progress.mock_calls]
     assert (began, ended) == ((0.0,), (1.0,))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_loader_compiles_on_one_rank_while_it_reads_the_weights(
+    rank: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, float]] = []
+
+    class Compilation:
+        def __init__(self, launches: Callable[[], object]) -> None:
+            assert callable(launches)
+            heard.append(("kernels", 0.0))
+
+        def wait(self, progress: Callable[[float], None]) -> None:
+            progress(1.0)
+
+    def read_weights(*_: object, progress: Callable[[float], None], **_settings: object) -> str:
+        progress(0.5)
+        return "the model"
+
+    monkeypatch.setattr(kernel_compilation, "KernelCompilation", Compilation)
+    monkeypatch.setattr("fastgen.model.native.load_on_gpu", read_weights)
+    monkeypatch.setattr("fastgen.runner.device.choose_device", lambda *_: gpu)
+    monkeypatch.setattr(loader, "check_gpu_memory", lambda *_, **_sizes: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (80 << 30, 80 << 30))
+    source: Any = SimpleNamespace(architecture=None)
+    group: Any = SimpleNamespace(rank=rank, size=2)
+    config = EngineConfig(model="", device="cuda")
+    assert loader._load_on_gpu(source, config, lambda *stage: heard.append(stage), group) == "the model"
+    weights = ("loading weights", 0.5)
+    assert heard == ([weights] if rank else [("kernels", 0.0), weights, ("compiling kernels", 1.0)])
 
 
 def test_a_stand_in_is_aligned_as_its_tensor() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import hypothesis
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=place)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once: a run that is ended before its summary would not say what failed.
+
+    A test whose process crashed has a report too, made by xdist.
+    """
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        reason = report.longreprtext.strip().rpartition("\n")[2]
+        print(f"\nFAILED {report.nodeid} ({report.when}): {reason}", file=sys.__stdout__, flush=True)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

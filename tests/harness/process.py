@@ -106,6 +106,11 @@ class OperatorProcess:
         (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
         return int(peak) << 10
 
+    def failed_reconciles(self, namespace: str) -> list[str]:
+        """Return the log lines of failed reconciles in a namespace. The metric counts those of all tests together."""
+        failed = re.compile(rf"(WARNING|ERROR) fastgen_operator\.runtime\.controller: {re.escape(namespace)}/")
+        return [line for line in self.log.read_text().splitlines() if failed.search(line)]
+
     def leads(self) -> bool:
         """Return whether the process reports that it leads."""
         return self.metrics()["fastgen_operator_leader", ""] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,16 @@ from benchmarks.gpu.steps import Steps
 from fastgen.kernels.gpu import transfers
 from fastgen.kernels.gpu.elementwise import gated_activation
 from fastgen.kernels.gpu.experts import experts, route_experts
+from fastgen.kernels.gpu.int4 import BLOCK as INT4_BLOCK
+from fastgen.kernels.gpu.int4 import packed_integers
+from fastgen.model.checkpoint.checkpoint import StoredTensor
 from fastgen.model.layers import moe
+from fastgen.model.layers.float8_linear import Float8Linear
+from fastgen.model.layers.gpu_backend import GPUFormat
+from fastgen.model.layers.int4_linear import Int4Linear
+from fastgen.model.layers.linear import Linear, PlainLinear
 from fastgen.model.layers.rank_group import ONE_RANK
+from fastgen.model.layers.torch_backend import TorchFormat
 
 MOST_PER_LAYER = 9
 MOST_PER_CHUNK = 1  # more in a layer of a step of over 64 tokens: the attention of its chunks
@@ -28,6 +36,7 @@ MOST_PER_CHUNK = 1  # more in a layer of a step of over 64 tokens: the attention
 # for all experts, and the sum. A shared expert adds its MLP of three, its gate of two, a product and a sum.
 MOST_PER_MIXTURE, MOST_OF_SHARED_EXPERT = 13, 7
 MOST_OUTSIDE = 20
+PRODUCTS_OF_A_LAYER = 4  # queries, keys and values; the attention's output; gate and up; down
 # The upload, the graph of the forward pass, that of the head and the sampler, and the copy of the tokens to the host.
 MOST_REPLAYED = 4
 # More on several ranks: two sums a layer; to resolve, look up and sum the embeddings; for the logits and the tokens.
@@ -110,6 +119,43 @@ def test_several_ranks_launch_two_sums_a_layer_more(
     assert counted.replayed <= (
         MOST_REPLAYED_WITH_LISTS + MOST_OF_RANKS_SAMPLING if "penalty" in sampling else MOST_REPLAYED
     )
+    assert not counted.waits
+
+
+def _quantising(quantised: Callable[[torch.Tensor], Linear]) -> Callable[..., Linear]:
+    """Return `GPUFormat.linear` for a checkpoint that has every matrix of the layers in that format."""
+
+    def linear(weights: GPUFormat, parts: Sequence[StoredTensor]) -> Linear:
+        product = TorchFormat.linear(weights, parts)
+        assert isinstance(product, PlainLinear)
+        return quantised(product.weight)
+
+    return linear
+
+
+def _float8(weight: torch.Tensor) -> Linear:
+    return Float8Linear(weight.to(torch.float8_e4m3fn), torch.ones(len(weight)))
+
+
+def _int4(weight: torch.Tensor) -> Linear:
+    integers = torch.full_like(weight, 3).int()
+    scales, offsets = torch.full((2, len(weight), weight.shape[1] // INT4_BLOCK), 0.01)
+    return Int4Linear(packed_integers(integers), scales, offsets, None)
+
+
+@pytest.mark.parametrize("quantised", [_float8, _int4])
+@pytest.mark.parametrize("chunk", [20, 100])
+def test_a_quantised_product_is_one_launch_more(
+    chunk: int, quantised: Callable[[torch.Tensor], Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float8 quantises its rows first; 4-bit integers are multiplied in parts, or dequantised first."""
+    # Rows and columns of every product are multiples of a group.
+    size = replace(TINY.small, config=TINY.small.config | {"intermediate_size": 64})
+    plain = count_launches(SAMPLING["greedy"], size, chunk)
+    monkeypatch.setattr(GPUFormat, "linear", _quantising(quantised))
+    counted = count_launches(SAMPLING["greedy"], size, chunk)
+    assert counted.per_layer == plain.per_layer + PRODUCTS_OF_A_LAYER
+    assert (counted.outside, counted.replayed) == (plain.outside, plain.replayed)
     assert not counted.waits
 
 

@@ -22,6 +22,7 @@ from harness.definitions import (
     SERVICE_MONITOR_CRD,
 )
 from harness.space import resource
+from support.manifests import dump_all, load_all
 from support.namespace import Object
 from support.pages import commands, documents
 from support.waiting import eventually
@@ -233,7 +234,7 @@ def paths(values: dict[str, Any], everything: dict[str, Any], at: str = "") -> I
 
 
 def test_install_yaml_is_accepted_as_one_file(plane: ControlPlane) -> None:
-    objects = list(yaml.safe_load_all((ROOT / "install.yaml").read_text()))
+    objects = load_all((ROOT / "install.yaml").read_text())
     assert objects[0]["kind"] == "Namespace"
     assert [obj["kind"] for obj in objects].count("CustomResourceDefinition") == 1
     namespaces = {obj["metadata"].get("namespace", SYSTEM) for obj in objects}
@@ -306,7 +307,7 @@ def test_the_clusters_roles_contain_rights_on_resources(plane: ControlPlane, hel
     def allowed() -> dict[str, list[bool]]:
         reviews = [review(user, verb, part) for user in people for verb, part in asked]
         words = ("create", "--output=jsonpath={.status.allowed} ", "--filename", "-")
-        answers = iter(plane.kubectl(*words, stdin=yaml.safe_dump_all(reviews)).split())
+        answers = iter(plane.kubectl(*words, stdin=dump_all(reviews)).split())
         return {user: [next(answers) == "true" for _ in asked] for user in people}
 
     writer = [True, True, True, False]

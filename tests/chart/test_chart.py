@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 
 from cluster.commands import CommandError
 from fastgen_operator.api.crd import custom_resource_definition
@@ -16,6 +15,7 @@ from fastgen_operator.kinds import EVENT, FASTGEN, LEASE, NODE, OPTIONAL_KINDS, 
 from fastgen_operator.runtime.informers import kinds_read
 from fastgen_operator.runtime.settings import Settings, parse_settings
 from harness.chart import CHART, SYSTEM, Helm
+from support.manifests import load_all
 from support.namespace import Object
 
 Right = tuple[str, str, str]
@@ -97,7 +97,7 @@ def settings_of(deployment: Object) -> Settings:
 @pytest.mark.parametrize("release", ["fastgen", "prod"])
 def test_leader_election_has_rights_on_one_lease_in_the_releases_namespace_only(helm: Helm, release: str) -> None:
     text = helm.run("template", release, str(CHART), "--namespace", SYSTEM, "--set", "watchNamespaces={one}")
-    objects = [obj for obj in yaml.safe_load_all(text) if obj]
+    objects = load_all(text)
     (role,) = [obj for obj in objects if obj["kind"] == "Role" and obj["metadata"]["name"].endswith("-election")]
     (deployment,) = [obj for obj in objects if obj["kind"] == "Deployment"]
     settings = settings_of(deployment)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
@@ -25,6 +24,7 @@ from fastgen_operator.metrics import Metrics as OperatorMetrics
 from gateway.stand_ins import gateway_registry
 from harness.chart import SYSTEM, Helm
 from harness.prometheus import ensure_promtool
+from support.manifests import dump_all
 
 NAMES = {"fleet", "deployment", "autoscaling", "operator", "model-cache", "gateway"}
 DASHBOARDS: list[dict[str, Any]] = [json.loads(text) for text in rendered().values()]
@@ -261,5 +261,5 @@ def test_labels_annotations_and_namespace_of_the_dashboards_are_configurable(hel
 
 
 def test_the_dashboards_are_optional(helm: Helm) -> None:
-    text = yaml.safe_dump_all(helm.render("--set", "dashboards.enabled=false"))
+    text = dump_all(helm.render("--set", "dashboards.enabled=false"))
     assert "kind: ConfigMap" not in text

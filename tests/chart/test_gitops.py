@@ -13,6 +13,7 @@ import yaml
 from cluster.controlplane import ControlPlane
 from cluster.programs import ensure_programs
 from harness.chart import CHART, CRD_CHART, Helm
+from support.manifests import SafeLoader, dump_all
 from support.namespace import Object
 
 LABEL = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
@@ -33,7 +34,7 @@ SERVICE = ("--set", "operator.serviceMonitor.enabled=true", "--show-only", "temp
 OPTIONAL = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(SafeLoader):
     """Rejects repeated keys, as kustomize and Flux do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -141,7 +142,7 @@ def test_the_api_server_accepts_the_chart_under_all_of_these_names(helm: Helm, t
             accepted = [obj for obj in objects if obj["kind"] not in (*OPTIONAL, "Pod")]
             assert len(accepted) > 10
             words = ("apply", "--server-side", "--dry-run=server", "--filename", "-")
-            plane.kubectl(*words, stdin=yaml.safe_dump_all(accepted))
+            plane.kubectl(*words, stdin=dump_all(accepted))
 
 
 def test_the_chart_of_the_crd_has_any_version(helm: Helm, tmp_path: Path) -> None:

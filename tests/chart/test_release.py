@@ -10,6 +10,7 @@ import yaml
 from chart_files.files import ROOT
 from fastgen_operator.api.crd import custom_resource_definition
 from harness.chart import CHART, CRD_CHART, Helm
+from support.manifests import load_all
 
 CHARTS = {path.name: yaml.safe_load((path / "Chart.yaml").read_text()) for path in (CHART, CRD_CHART)}
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -41,6 +42,6 @@ def test_artifact_hub_describes_the_crd_with_a_valid_example(helm: Helm) -> None
     for change in annotation("changes"):
         assert change["kind"] in {"added", "changed", "deprecated", "removed", "fixed", "security"}
         assert change["description"].endswith(".")
-    (published,) = [doc for doc in yaml.safe_load_all(helm.run("template", "crds", str(CRD_CHART))) if doc]
+    (published,) = load_all(helm.run("template", "crds", str(CRD_CHART)))
     assert published["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert published == crd

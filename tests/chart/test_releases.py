@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.commands import CommandError, run
 from cluster.controlplane import ControlPlane
@@ -22,6 +21,7 @@ from harness.objects import PLATFORM, manifest
 from harness.probes import wait_policies, wait_rights
 from harness.space import resource
 from harness.user import refusal, server_of
+from support.manifests import load_all
 from support.namespace import MERGE, Object
 
 KINDS = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding"
@@ -202,7 +202,7 @@ def test_releases_share_no_object_but_the_crd(helm: Helm) -> None:
     for args in ((), watched):
         for name, space in pairs:
             text = helm.run("template", name, str(CHART), "--namespace", space, *args)
-            objects: list[Object] = [each for each in yaml.safe_load_all(text) if each]
+            objects: list[Object] = load_all(text)
             for each in objects:
                 metadata = each["metadata"]
                 key = (each["kind"], metadata.get("namespace", ""), metadata["name"])

@@ -21,6 +21,7 @@ from chart_files.files import ROOT, texts
 from cluster import release
 from fastgen_operator import kinds
 from harness.chart import CHART, CRD_CHART, Helm
+from support.manifests import load_all
 from support.pages import blocks
 
 PAGE = "docs/releasing.md"
@@ -170,7 +171,7 @@ def test_charts_are_packaged_signed_and_pushed(helm: Helm, tmp_path: Path) -> No
 def test_the_published_manifest_names_both_images_by_digest(tmp_path: Path) -> None:
     shutil.copy(ROOT / "install.yaml", tmp_path)
     run(MANIFEST.replace("sha256:DIGEST", DIGEST), tmp_path)
-    objects = yaml.safe_load_all((tmp_path / "install.yaml").read_text())
+    objects = load_all((tmp_path / "install.yaml").read_text())
     (deployment,) = [obj for obj in objects if obj["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"REGISTRY/fastgen-operator@{DIGEST}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-
-import yaml
 
 from cluster.commands import run
 from cluster.controlplane import ControlPlane
 from harness.probes import wait_policies
+from support.manifests import dump_all, load_all
 from support.namespace import Object
 
 CHART = Path(__file__).parents[2] / "charts" / "fastgen"
@@ -32,14 +32,14 @@ def install(plane: ControlPlane, *args: str, release: str = "fastgen") -> Object
     rendered = Helm(plane.programs / "helm").render(*args, release=release)
     applied = [obj for obj in rendered if obj["kind"] != "Deployment"]
     (deployment,) = [obj for obj in rendered if obj["kind"] == "Deployment"]
-    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(applied))
+    plane.kubectl("apply", "--server-side", "--filename", "-", stdin=dump_all(applied))
     wait_policies(plane)
     return deployment
 
 
 def uninstall(plane: ControlPlane, *args: str, release: str) -> None:
     """Delete what `install` has applied. Its admission policies would judge the objects of later tests."""
-    rendered = yaml.safe_dump_all(Helm(plane.programs / "helm").render(*args, release=release))
+    rendered = dump_all(Helm(plane.programs / "helm").render(*args, release=release))
     plane.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename", "-", stdin=rendered)
     wait_policies(plane)
 
@@ -70,13 +70,17 @@ class Helm:
 
     def render_with_tests(self, *args: str, release: str = "fastgen") -> list[Object]:
         """Return the rendered objects of the chart and of its tests."""
-        text = self.run("template", release, str(CHART), "--namespace", SYSTEM, *args)
-        return [document for document in yaml.safe_load_all(text) if document]
+        return load_all(_rendered(self, release, args))
 
     def one(self, kind: str, *args: str) -> Object:
         """Return the only object of a kind."""
         (found,) = [obj for obj in self.render(*args) if obj["kind"] == kind]
         return found
+
+
+@cache
+def _rendered(helm: Helm, release: str, args: tuple[str, ...]) -> str:
+    return helm.run("template", release, str(CHART), "--namespace", SYSTEM, *args)
 
 
 def _is_test(obj: Object) -> bool:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from cluster.commands import run
+from support.manifests import load
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Definition:
             found = json.loads(run(command, environment={**os.environ, "GOFLAGS": "-mod=mod"}))
         if found["Sum"] != self.digest:
             raise RuntimeError(f"{self.module} {self.version}: {found['Sum']} instead of {self.digest}")
-        crd: dict[str, Any] = yaml.safe_load((Path(found["Dir"]) / self.path).read_text())
+        crd: dict[str, Any] = load((Path(found["Dir"]) / self.path).read_text())
         return crd
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from support.manifests import load_all
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -26,7 +26,7 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield "page:line" and each object of the YAML blocks."""
     for place, text in blocks("yaml"):
-        for document in yaml.safe_load_all(text):
+        for document in load_all(text):
             assert isinstance(document, dict), place
             yield place, document
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes.config import new_client_from_config
 
 from cluster.commands import CommandError
@@ -22,6 +21,7 @@ from fastgen_operator.kube.transport import ApiServer, KubeError
 from fastgen_operator.metrics import Metrics
 from harness.objects import pod_template, stored
 from harness.space import Space, resource
+from support.manifests import dump_all, load
 from support.namespace import Object
 from support.pages import documents
 
@@ -478,7 +478,7 @@ def test_every_resource_of_the_documentation_is_accepted_without_warnings(plane:
     found = {place: made for place, made in documents() if made.get("kind") == "FastGenDeployment"}
     for number, made in enumerate(found.values()):
         made["metadata"]["name"] += f"-{number}"
-    text = yaml.safe_dump_all(found.values())
+    text = dump_all(found.values())
     said = plane.kubectl("apply", "--dry-run=server", "--warnings-as-errors", "--filename", "-", stdin=text)
     assert said.count("created") == len(found) > 8
 
@@ -522,9 +522,9 @@ def test_the_committed_crds_are_up_to_date() -> None:
 
 def test_the_charts_crd_is_the_same_and_survives_an_uninstall() -> None:
     text = (ROOT / CHART_PATH).read_text()
-    chart = yaml.safe_load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
+    chart = load("\n".join(line for line in text.splitlines() if not line.startswith("{{-")))
     assert chart["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert chart == custom_resource_definition() == yaml.safe_load((ROOT / CRD_PATH).read_text())
+    assert chart == custom_resource_definition() == load((ROOT / CRD_PATH).read_text())
 
 
 def test_every_field_has_a_description_and_no_field_is_a_float() -> None:

@@ -14,7 +14,7 @@ from support.workloads import Outcome, Workload, play, random_workload
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS_PER_GROUP = 40
+WORKLOADS_PER_GROUP = 20
 
 
 def run(workload: Workload, steps_in_flight: int) -> Outcome:

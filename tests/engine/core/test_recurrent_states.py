@@ -121,11 +121,11 @@ def test_every_completed_request_equals_its_solo_run(steps_in_flight: int) -> No
         slots = rng.choice((3, 4, 8, 50))
         return SimulatedRunner(workload.num_blocks, BLOCK, num_state_slots=slots, steps_in_flight=steps_in_flight)
 
-    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 60)
+    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 30)
     seen: Counter[str] = Counter()
     for outcome in check_recomputed_workloads(make, seeds, BLOCK):
         seen["recomputed"] += outcome.preemptions > 0
         seen["started from a snapshot"] += sum(outcome.cached_tokens.values()) > 0
         seen["cancelled"] += bool(outcome.cancelled)
     for what in ("recomputed", "started from a snapshot", "cancelled"):
-        assert seen[what] >= 5, f"only {seen[what]} of the workloads: {what}"
+        assert seen[what] >= 3, f"only {seen[what]} of the workloads: {what}"

@@ -56,7 +56,7 @@ def workloads(draw: st.DrawFn) -> tuple[list[Arrival], int, int, int]:
     return arrivals, token_budget, max_sequences, num_blocks
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(workloads(), st.integers(1, 2), st.one_of(st.just(0), st.integers(3, 8), st.just(100)), windows)
 def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     workload: tuple[list[Arrival], int, int, int],
@@ -84,7 +84,7 @@ def test_every_workload_keeps_the_invariants_and_generates_the_right_tokens(
     event(f"split: {any(c.num_tokens > 1 and not c.samples for s in outcome.steps for c in s.plan.chunks)}")
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(arrival_lists, st.integers(1, 16), st.integers(0, 80), st.integers(1, 2))
 def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     arrivals: list[Arrival], max_sequences: int, spare_budget: int, steps_in_flight: int
@@ -107,7 +107,7 @@ def test_with_ample_memory_no_step_leaves_budget_unused_while_prompts_wait(
     check_outcome(outcome, arrivals, engine)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(2, 12),
     st.integers(1, 400),

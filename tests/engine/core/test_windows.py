@@ -194,11 +194,11 @@ def test_every_completed_request_equals_its_solo_run(steps_in_flight: int) -> No
         group = random_window(rng, BLOCK)
         return SimulatedRunner(workload.num_blocks, BLOCK, window_group=group, steps_in_flight=steps_in_flight)
 
-    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 60)
+    seeds = range(1000 * steps_in_flight, 1000 * steps_in_flight + 30)
     seen: Counter[str] = Counter()
     for outcome in check_recomputed_workloads(make, seeds, BLOCK):
         seen["preempted"] += outcome.preemptions > 0
         seen["found in the cache"] += sum(outcome.cached_tokens.values()) > 0
         seen["cancelled"] += bool(outcome.cancelled)
     for what in ("preempted", "found in the cache", "cancelled"):
-        assert seen[what] >= 5, f"only {seen[what]} of the workloads: {what}"
+        assert seen[what] >= 3, f"only {seen[what]} of the workloads: {what}"

@@ -82,9 +82,25 @@ class KernelCompilation:
             ):
                 self._mode = mode
                 for launch in launches:
-                    launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.options)
+                    _submit(launch)
         except Exception as error:
             log.warning("kernels are compiled one by one, when steps need them: %s", first_line(error))
+
+
+def _submit(launch: KernelLaunch) -> None:
+    """Let Triton compile a kernel in the pool.
+
+    It parses the source here while the pool's threads parse others, for which CPython 3.11 has one counter of the depth
+    ("AST constructor recursion depth mismatch", https://github.com/python/cpython/issues/106905): so try it again.
+    """
+    for is_last in (False, True):
+        try:
+            launch.kernel.warmup(*launch.arguments, grid=(1,), **launch.options)
+        except Exception as error:
+            if is_last:
+                log.warning("a kernel is compiled when a step needs it: %s", first_line(error))
+        else:
+            return
 
 
 def first_launches(

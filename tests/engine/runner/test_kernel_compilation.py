@@ -130,6 +130,20 @@ def test_kernels_are_compiled_in_threads_and_a_broken_one_stops_no_other() -> No
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("target")
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_kernel_that_cannot_be_submitted_is_tried_again_and_stops_no_other(
+    failures: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = SystemError("AST constructor recursion depth mismatch (before=36, after=29)")
+    faulty = Mock(warmup=Mock(side_effect=[*[error] * failures, None]))
+    KernelCompilation(lambda: [launch(faulty), launch(second, failures + 10)]).wait(Mock())
+    assert faulty.warmup.call_count == 2
+    assert len(second.device_caches[0][0]) > 0
+    assert ("a kernel is compiled when a step needs it: AST" in caplog.text) == (failures == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("target")
 def test_a_second_pod_with_the_same_cache_folder_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: found.append(cache_hit))

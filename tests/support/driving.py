@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import abc
 from dataclasses import dataclass
 from functools import partial
@@ -152,8 +153,14 @@ def step_input(plan: StepPlan, block_size: int, *, has_window: bool = False) -> 
 
 
 def input_of(runner: ModelRunner, plan: StepPlan) -> StepInput:
-    """Return the input of a hand-made plan for a runner."""
-    return step_input(plan, runner.block_size, has_window=runner.window_group is not None)
+    """Return the input of a hand-made plan for a runner, whose kernels write wherever it says."""
+    group = runner.window_group
+    num_blocks = runner.num_blocks if group is None else min(runner.num_blocks, group.num_blocks)
+    for chunk in plan.chunks:
+        assert max(chunk.sequence.block_table) < num_blocks
+        assert chunk.sequence.state_slot is not None
+        assert chunk.sequence.state_slot < (runner.num_state_slots or math.inf)
+    return step_input(plan, runner.block_size, has_window=group is not None)
 
 
 def forward_input(plan: StepPlan, block_size: int) -> ForwardInput:

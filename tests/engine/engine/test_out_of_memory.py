@@ -28,7 +28,7 @@ from support.workloads import Outcome, Step, Workload, play, random_window, rand
 pytestmark = pytest.mark.slow  # together over ten seconds
 
 BLOCK = 4
-WORKLOADS, WORKLOADS_WITH_STATES, WORKLOADS_WITH_WINDOWS = 50, 20, 20
+WORKLOADS, WORKLOADS_WITH_STATES, WORKLOADS_WITH_WINDOWS = 50, 10, 10
 
 
 class OutOfMemoryError(RuntimeError):

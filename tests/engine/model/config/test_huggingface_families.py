@@ -88,6 +88,7 @@ def test_greedy_tokens_equal_transformers_when_batched_and_preempted(pair: Pair)
         pair.assert_greedy(start, output)
 
 
+@pytest.mark.parametrize("pair", [(name, "kernels") for name in MODELS], ids="-".join, indirect=True)
 def test_greedy_tokens_equal_transformers_after_a_cached_prefix(pair: Pair) -> None:
     shared = prompt(61)
     prompts = [shared, [*shared[:40], 9, 8, 7], shared, [*shared[:45], 5, 6]]

@@ -80,6 +80,9 @@ class Stuck:
     def refresh(self) -> bool:
         return False
 
+    def refresh_pickers(self) -> bool:
+        return False
+
     def unsettled(self, keys: Sequence[Key]) -> Sequence[Key]:
         return [key for key in keys if key not in self.settled]
 
@@ -154,6 +157,9 @@ class Timed:
 
     def refresh(self) -> bool:
         return True
+
+    def refresh_pickers(self) -> bool:
+        return False
 
     def relist(self) -> set[Key]:
         self.lists += 1

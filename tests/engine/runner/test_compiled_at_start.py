@@ -14,6 +14,9 @@ from fastgen.core.request import FinishReason, Pooling, Request
 from fastgen.core.sampling_params import Grammar, SamplingParams
 from fastgen.engine.core import Engine
 from fastgen.kv_cache.tensors import KVCache
+from fastgen.model.device_input import DeviceInput
+from fastgen.model.layers import float8_linear
+from fastgen.model.layers.decoder import Decoder
 from fastgen.model.native import load_on_gpu
 from fastgen.model.source import ModelSource
 from fastgen.runner.device import run_first_steps
@@ -22,6 +25,7 @@ from fastgen.runner.interface import Runner
 from fastgen.settings import EngineConfig
 from support.given_grammars import Given
 from support.kernel_keys import KernelKeys
+from support.quantized_models import FORMATS, model_of, save_quantized
 from support.simulated_graphs import SimulatedCapture
 from support.tiny_models import VOCABULARY, saved
 from support.workloads import random_requests
@@ -89,13 +93,44 @@ def run(runner: Runner, asked: list[Request], config: EngineConfig, num_alone: i
         engine.step()
 
 
+def load(name: str, folder: Path, cache_dtype: torch.dtype | None = None) -> Decoder[DeviceInput]:
+    """Load a model of a family, or a Llama whose weights are stored in a format."""
+    path = save_quantized(model_of("llama"), FORMATS[name], folder)[0] if name in FORMATS else saved(name, folder)
+    return load_on_gpu(
+        ModelSource.open(str(path)),
+        torch.device("cpu"),
+        torch.bfloat16,
+        cache_dtype=cache_dtype,
+        max_model_length=LONGEST,
+        progress=lambda _fraction: None,
+    )
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-moe"])
 def test_no_request_needs_a_kernel_that_was_not_compiled_at_start(family: str, graphs: bool, tmp_path: Path) -> None:
-    source = ModelSource.open(str(saved(family, tmp_path)))
-    model = load_on_gpu(
-        source, torch.device("cpu"), torch.bfloat16, max_model_length=LONGEST, progress=lambda _fraction: None
-    )
+    kernels = check(load(family, tmp_path), graphs=graphs)
+    assert kernels >= {"paged_attention_kernel", "_process_logits", "_score_rows", "_commit_tokens", "_draw"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "cache_dtype", "kernel"),
+    [
+        ("pack-quantized", None, "_multiply"),
+        ("float-quantized", None, "_quantise_rows"),
+        ("llama", torch.float8_e4m3fn, "_rotary_cache"),
+    ],
+    ids=["int4", "float8", "float8 cache"],
+)
+def test_neither_do_quantised_weights_and_caches(
+    stored: str, cache_dtype: torch.dtype | None, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(float8_linear, "has_float8_units", lambda _device: True)
+    assert kernel in check(load(stored, tmp_path, cache_dtype), graphs=False)
+
+
+def check(model: Decoder[DeviceInput], *, graphs: bool) -> set[str]:
+    """Start a model, serve all kinds of requests, and return the names of the kernels that were launched."""
     config = EngineConfig(
         model="", token_budget=300, max_sequences=SEQUENCES, max_model_length=LONGEST, block_size=BLOCK_SIZE,
         swap_space=1, preemption="swap",
@@ -114,6 +149,6 @@ def test_no_request_needs_a_kernel_that_was_not_compiled_at_start(family: str, g
     with KernelKeys() as later:
         run(runner, endings(), config, num_alone=0)
         run(runner, requests(30, seed=1), config, num_alone=8)
-    assert {name for name, _ in later.keys} >= {"_process_logits", "_score_rows", "_commit_tokens", "_draw"}
     missing = sorted(later.keys - start.keys)
     assert not missing, "\n".join(f"{kernel}: {key}" for kernel, key in missing)
+    return {name for name, _ in later.keys}

@@ -126,13 +126,14 @@ def test_neither_do_quantised_weights_and_caches(
     stored: str, cache_dtype: torch.dtype | None, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(float8_linear, "has_float8_units", lambda _device: True)
-    assert kernel in check(load(stored, tmp_path, cache_dtype), graphs=False)
+    # More sequences than rows that are multiplied with packed weights: the largest step does not multiply so few.
+    assert kernel in check(load(stored, tmp_path, cache_dtype), graphs=False, max_sequences=72)
 
 
-def check(model: Decoder[DeviceInput], *, graphs: bool) -> set[str]:
+def check(model: Decoder[DeviceInput], *, graphs: bool, max_sequences: int = SEQUENCES) -> set[str]:
     """Start a model, serve all kinds of requests, and return the names of the kernels that were launched."""
     config = EngineConfig(
-        model="", token_budget=300, max_sequences=SEQUENCES, max_model_length=LONGEST, block_size=BLOCK_SIZE,
+        model="", token_budget=300, max_sequences=max_sequences, max_model_length=LONGEST, block_size=BLOCK_SIZE,
         swap_space=1, preemption="swap",
     )  # fmt: skip
 

@@ -218,9 +218,9 @@ def draw(found: dict[str, Measurement], load: Load, file: Path) -> None:
         times = [time for time in sorted(longest) if -load.seconds / 2 <= time <= measured.computed + load.seconds / 2]
         axis.axvspan(0, measured.computed, color="#ddd", linewidth=0)
         axis.step(times, [longest[time] for time in times], where="mid", color="#0b6e99", linewidth=1.3)
-        axis.set_ylim(bottom=0)
         axis.set_title(name, fontsize=9, loc="left")
         axis.grid(alpha=0.3)
+    cells[0, 0].set_ylim(bottom=0)  # of all, once all are drawn: it ends the automatic limits
     figure.supxlabel(
         f"seconds since {load.prompts} prompts of {load.words:,} words arrived; grey: until both have a token"
     )

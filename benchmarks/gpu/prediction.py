@@ -149,7 +149,7 @@ def predicted_graph_bytes(architecture: ModelArchitecture, num_tokens: int) -> i
 
 
 def predicted_tail(gpu: GPU, architecture: ModelArchitecture, sizes: Sizes) -> TunedBudget:
-    """Return the budget that calibration would choose, with the time of a full step of the closed loop of clients.
+    """Return the token budget that calibration would choose, and the time of a full step under the clients' load.
 
     In the long run a step has the clients' prompt and generated tokens in their proportion.
     """

@@ -110,6 +110,6 @@ class _Load:
         outputs = self._engine.step()
         now = time.perf_counter()
         for output in outputs:
-            # A step may end a request without a new token.
+            # A request can finish in a step that adds no token.
             if len(output.outputs[0].token_ids) > len(self.arrivals[output.request_id]):
                 self.arrivals[output.request_id].append(now)

@@ -10,7 +10,7 @@ from typing import Final
 BOOTSTRAP: Final = Path(__file__).with_name("envoy.yaml")
 # The listener for Gateways in front of InferencePools.
 POOLS: Final = Path(__file__).with_name("pools.yaml")
-# Where the chart mounts the folder with the picker's certificate. `pools.yaml` names it.
+# The folder of the picker's certificate in the chart's pods, as in `pools.yaml`.
 POOLS_FOLDER: Final = "/etc/fastgen/pools"
 # The listener before which that one is inserted. The chart does so, too.
 _STATUS: Final = "  - name: status\n    address"

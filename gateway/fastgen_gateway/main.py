@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_usage(f"API keys and limits of clients: {error}")
     try:
         if settings.pool_certificate is not None:
-            # Before the probes pass: Envoy starts then, and reads it.
+            # Envoy reads it when it starts, after the picker's startup probe has passed.
             write_certificate(settings.pool_certificate)
         uvloop.run(_run(settings, access))
     except OSError as error:

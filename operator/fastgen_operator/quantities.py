@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
@@ -19,3 +20,8 @@ def quantity(value: Any) -> Decimal | None:
     """Return the number that a quantity such as 1536Mi stands for; None if it is not a quantity."""
     match = _QUANTITY.fullmatch(str(value))
     return None if match is None else Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+
+
+def allocatable(node: Mapping[str, Any], resource: str) -> int:
+    """Return how many of an extended resource a node has for pods; 0 if it has none."""
+    return int(quantity(node["status"]["allocatable"].get(resource, 0)) or 0)

@@ -13,7 +13,7 @@ from cluster.controlplane import free_ports
 from gateway.gateway_pod import CLIENT_SECONDS, ENVOY
 from support.waiting import PATIENCE, wait_until
 
-# A request with this header has its value as the hint to a subset of the replicas.
+# The Gateway passes the value of this request header to the picker as the subset hint.
 SUBSET_HEADER = "x-test-subset"
 _TYPES = "type.googleapis.com/envoy.extensions"
 _STREAMED = "FULL_DUPLEX_STREAMED"

@@ -56,7 +56,7 @@ CONFIG = EngineConfig(model="", token_budget=32, max_sequences=8, preemption="sw
 
 
 class OverTheHost(GlooGroup):
-    """Ranks whose tensors are copied to the host for each operation."""
+    """A group of ranks over gloo: each operation copies its tensors to the host."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(super().all_reduce(x.cpu()))

@@ -84,7 +84,7 @@ class PoolExchange:
                 self._router.end(self._choice)
 
     async def _read(self) -> ProcessingRequest | None:
-        """Return the next message; None at the end of the call, or if a body is too slow and was refused."""
+        """Return the next message, or None at the end of the call. Refuse a body that is too slow, and return None."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._stream.read()
@@ -139,7 +139,7 @@ class PoolExchange:
         return True
 
     async def _route(self, *, has_body: bool = True, trailers: bool = False) -> bool:
-        """Answer the headers, the body and the trailers of the request."""
+        """Choose the replica, and send the request's headers, body and trailers back to the Gateway."""
         assert self._pool is not None
         self._deadline = None
         text = bytes(self._body)

@@ -40,7 +40,7 @@ CONTINUE_TRAILERS: Final = ProcessingResponse(response_trailers=TrailersResponse
 
 
 def pool_of(authority: str) -> Key | None:
-    """Return the FastGenDeployment whose picker a Gateway calls, by the name under which it calls it."""
+    """Return the key of the FastGenDeployment whose picker has this name, or None if no picker can have it."""
     found = _AUTHORITY.fullmatch(authority.lower())
     return None if found is None else (found[2], found[1])
 

@@ -188,8 +188,13 @@ class Platform:
         """Kinds of children that can exist here, including disabled ones that are still to be deleted."""
         optional = (kind for kind in OPTIONAL_KINDS if kind in self.optional_kinds)
         always = (SERVICE_ACCOUNT, SERVICE, NETWORK_POLICY, POD_DISRUPTION_BUDGET, DEPLOYMENT, CLAIM, JOB)
-        has_pools = self.has_gateway and INFERENCE_POOL in self.optional_kinds
-        return (*always, *optional, *((ENDPOINT_SLICE,) if has_pools and self.pickers is not None else ()))
+        follows_pickers = self.can_have_pools and self.pickers is not None
+        return (*always, *optional, *((ENDPOINT_SLICE,) if follows_pickers else ()))
+
+    @property
+    def can_have_pools(self) -> bool:
+        """Whether InferencePools with the gateway's picker can exist here, if only to be deleted."""
+        return self.has_gateway and INFERENCE_POOL in self.optional_kinds
 
     @property
     def makes_pools(self) -> bool:

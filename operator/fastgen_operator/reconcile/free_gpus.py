@@ -17,7 +17,7 @@ from fastgen_operator.kinds import POD, Object
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.plan.situation import NodeGPUs
-from fastgen_operator.quantities import quantity
+from fastgen_operator.quantities import allocatable
 from fastgen_operator.reconcile.backoff import is_within
 from fastgen_operator.reconcile.nodes import TRUST
 
@@ -36,7 +36,7 @@ class FreeGPUs:
     _used: dict[tuple[str, str], tuple[datetime, int | None]] = field(default_factory=dict)
 
     def best_node(self, pod: Object, resource: str, nodes: Iterable[Object], now: datetime) -> NodeGPUs | None:
-        """Return the GPUs of the node that has the most free; None if that is unknown.
+        """Return the GPUs of the node with the most free ones, or None if they are unknown.
 
         It is unknown if no node that the pod may run on has any, if more than `MOST_NODES` have, and without the right
         to list the pods of all namespaces. What was counted is reused for `nodes.TRUST`.
@@ -46,7 +46,9 @@ class FreeGPUs:
             resource: name of the GPUs' extended resource.
             nodes: all nodes.
         """
-        totals = {node["metadata"]["name"]: _total(node, resource) for node in nodes if may_run(pod, node, (resource,))}
+        totals = {
+            node["metadata"]["name"]: allocatable(node, resource) for node in nodes if may_run(pod, node, (resource,))
+        }
         names = [name for name, total in totals.items() if total]
         if not names or len(names) > MOST_NODES:
             return None
@@ -74,7 +76,3 @@ class FreeGPUs:
         except KubeError as error:
             logger.debug("the pods on node %s cannot be counted: %s", node, error)
             return None
-
-
-def _total(node: Object, resource: str) -> int:
-    return int(quantity(node["status"]["allocatable"].get(resource, 0)) or 0)

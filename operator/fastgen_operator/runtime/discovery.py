@@ -25,8 +25,7 @@ def gateway_pods(client: KubeClient, namespace: str) -> dict[str, str]:
     Raises:
         KubeError: the API server failed.
     """
-    _, items = client.list(POD, namespace, GATEWAY_SELECTOR)
-    pods = [Pod(item) for item in items]
+    pods = _pods_of_gateway(client, namespace)
     return {pod.name: pod.address for pod in pods if pod.address is not None and not pod.has_ended}
 
 
@@ -36,10 +35,14 @@ def ready_pickers(client: KubeClient, namespace: str) -> tuple[str, ...]:
     Raises:
         KubeError: the API server failed.
     """
-    _, items = client.list(POD, namespace, GATEWAY_SELECTOR)
-    pods = (pod for pod in map(Pod, items) if pod.is_ready and not pod.is_terminating)
+    pods = (pod for pod in _pods_of_gateway(client, namespace) if pod.is_ready and not pod.is_terminating)
     addresses = sorted(pod.address for pod in pods if pod.address is not None)
     return tuple(each for each in addresses if (":" in each) == (":" in addresses[0]))
+
+
+def _pods_of_gateway(client: KubeClient, namespace: str) -> list[Pod]:
+    _, items = client.list(POD, namespace, GATEWAY_SELECTOR)
+    return [Pod(item) for item in items]
 
 
 class Discovery:
@@ -68,8 +71,7 @@ class Discovery:
 
     def listed_kinds(self) -> tuple[Kind, ...]:
         """Return the kinds that are listed, not watched: the optional ones, and EndpointSlices if there are pools."""
-        has_pools = self._platform.has_gateway and INFERENCE_POOL in self.kinds()
-        return (*self.kinds(), *((ENDPOINT_SLICE,) if has_pools else ()))
+        return (*self.kinds(), *((ENDPOINT_SLICE,) if self._platform.can_have_pools else ()))
 
     def platform(self, namespace: str) -> Platform:
         """Return the platform of a namespace, with the optional kinds that can be read there.

@@ -123,7 +123,7 @@ def test_several_ranks_launch_two_sums_a_layer_more(
 
 
 def _quantising(quantised: Callable[[torch.Tensor], Linear]) -> Callable[..., Linear]:
-    """Return `GPUFormat.linear` for a checkpoint that has every matrix of the layers in that format."""
+    """Return a `GPUFormat.linear` that quantises every matrix of the layers."""
 
     def linear(weights: GPUFormat, parts: Sequence[StoredTensor]) -> Linear:
         product = TorchFormat.linear(weights, parts)

@@ -12,7 +12,7 @@ from fastgen_operator.children.colocation import VOLUME_ON_ONE_NODE
 from fastgen_operator.objects.pod import Pod, by_name
 from fastgen_operator.plan.observed import Observed
 from fastgen_operator.plan.situation import Situation
-from fastgen_operator.quantities import quantity
+from fastgen_operator.quantities import allocatable
 from fastgen_operator.status.conditions.condition import Condition, false, true, unknown
 from fastgen_operator.status.scheduler_words import NODE_CONFLICT, is_short_of
 
@@ -70,9 +70,7 @@ def _on_best_node(situation: Situation) -> str:
     needs = f"; a replica needs {gpu.count} {gpu.resource_name}, and "
     if (best := situation.best_node) is not None:
         return f"{needs}the node with the most free has {best.free} of its {best.total}"
-    counts = [
-        int(quantity(node["status"]["allocatable"].get(gpu.resource_name, 0)) or 0) for node in situation.nodes or ()
-    ]
+    counts = [allocatable(node, gpu.resource_name) for node in situation.nodes or ()]
     if not counts:
         return ""
     most = f"the node with the most has {max(counts)}" if max(counts) else "no node has any"

@@ -133,7 +133,7 @@ def test_preempted_sequences_continue_with_the_same_tokens_in_graphs(
 
 
 def run_counted(runner: Any, asked: list[Request], preemption: str) -> tuple[dict[str, Results], Counter[str]]:
-    """Return the results of all requests, and how many were preempted and swapped, and how many tokens were cached."""
+    """Return the results of all requests, and the numbers of preemptions, swaps and cached tokens."""
     config = EngineConfig(model="", token_budget=32, max_sequences=8, preemption=preemption, swap_space=1)
     engine, counts = Engine(runner, config), Counter[str]()
     found: dict[str, Results] = {request.id: ([], [], []) for request in asked}

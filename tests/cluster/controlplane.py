@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import itertools
 import json
 import os
@@ -13,10 +15,10 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from cluster import flags
 from cluster.commands import run
@@ -177,20 +179,27 @@ def answers(url: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 without a listener at this moment, which no other call in this process returns soon.
+    """Return ports of 127.0.0.1 without a listener at this moment, which no other call returns soon.
 
     They are below the range from which outgoing connections take theirs: a program that starts with such a port, or
     starts again, may otherwise find it in use. A program takes a while to listen, so the next call must not return its
-    port: the ports of one process follow each other.
+    port: the ports of one process follow each other, and no other process of this user has them while it runs.
     """
     ports: list[int] = []
-    with ExitStack() as stack:
-        while len(ports) < count:
-            port = _FIRST_PORT + next(_ports) % _PORTS
-            with suppress(OSError):  # in use
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-                ports.append(port)
+    while len(ports) < count:
+        port = _FIRST_PORT + next(_ports) % _PORTS
+        with suppress(OSError):  # another process has it, or something listens there
+            fcntl.lockf(_reserved(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+            ports.append(port)
     return ports
+
+
+@functools.cache
+def _reserved() -> BinaryIO:
+    """Open the file in which the byte of a port is locked: by a process, not by its forks, and until it ends."""
+    return (Path(tempfile.gettempdir()) / f"fastgen-test-ports-{os.getuid()}").open("ab")
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -68,7 +68,10 @@ def test_the_text_part_has_the_same_tensors_in_every_layout(tmp_path: Path, name
 
 
 def as_ours(state: dict[str, torch.Tensor], architecture: ModelArchitecture) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of transformers' decoder by our names; it stacks experts, and heads' queries and gates."""
+    """Yield the tensors of transformers' decoder by our names.
+
+    It stacks experts, heads' queries and gates, and the queries, keys and values of linear attention.
+    """
     for stored_name, stored in state.items():
         name, value = stored_name.replace("feed_forward.router.", "mlp.gate.").replace("feed_forward.", "mlp."), stored
         if architecture.name == "llama4_text":
@@ -83,6 +86,12 @@ def as_ours(state: dict[str, torch.Tensor], architecture: ModelArchitecture) -> 
             heads = value.view(architecture.num_heads, 2, architecture.head_dim, -1)
             for index, part in enumerate(("q_proj", "gate_proj")):
                 yield f"model.{name.replace('q_proj', part)}", heads[:, index].reshape(-1, *value.shape[1:])
+        elif "linear_attn.conv1d" in name or "linear_attn.in_proj_qkv" in name:
+            delta = architecture.delta
+            assert delta is not None
+            rows = value.split([delta.keys, delta.keys, delta.values])
+            own = name.replace("conv1d", "{}_conv1d").replace("qkv", "{}")
+            yield from ((f"model.{own.format(part)}", each) for part, each in zip("qkv", rows, strict=True))
         else:
             yield f"model.{name}", value
 

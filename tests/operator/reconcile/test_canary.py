@@ -181,6 +181,7 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(
     space.wait_condition("Progressing", "False", reason)
     space.wait_condition("Ready", "False", reason)
     assert space.template() == old
+    space.wait_condition("ReplicasUniform", "True", "NoStragglers")  # the speed is measured, which is written once
     before = space.settled()
     operator.restart()
     operator.let_resyncs_pass(3)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Final
 
 from fastgen_gateway.metrics import Metrics
@@ -16,33 +17,56 @@ from fastgen_operator.kinds import Key
 
 # Between the starts of two scrapes of a replica: what a choice knows is at most a second old.
 _PERIOD_SECONDS: Final = 0.5
+# Requests wait while responses are parsed. So replicas are scraped in groups, one after the other in a period.
+_GROUPS: Final = 25
 
-logger = logging.getLogger(__name__)
+Fleets = Mapping[Key, Sequence[Target]]
 
 
 async def scrape_replicas(router: Router, metrics: Metrics, changed: Callable[[], None]) -> None:
-    """Scrape all ready replicas twice a second until cancelled; call `changed` after each round."""
-    async with Scraper(_PERIOD_SECONDS) as scraper:
+    """Scrape all ready replicas twice a second until cancelled; call `changed` after each group of them."""
+
+    async def scrape(number: int, fleets: Fleets) -> None:
+        await asyncio.gather(*(_scrape(scraper, router, metrics, number, *fleet) for fleet in fleets.items()))
+        changed()
+
+    running: dict[int, asyncio.Task[None]] = {}
+    async with Scraper(_PERIOD_SECONDS) as scraper, asyncio.TaskGroup() as tasks:
         while True:
             began = time.monotonic()
-            fleets = [(key, model, addresses) for key, model, addresses in router.endpoints() if addresses]
-            await asyncio.gather(*(_scrape(scraper, router, metrics, *fleet) for fleet in fleets))
-            if fleets:
-                changed()
-            await asyncio.sleep(max(0.0, began + _PERIOD_SECONDS - time.monotonic()))
+            for number, fleets in enumerate(groups(router.endpoints())):
+                if fleets:
+                    await _until(began + number * _PERIOD_SECONDS / _GROUPS)
+                    # No group waits for another one, of which a replica may not answer.
+                    if number not in running or running[number].done():
+                        running[number] = tasks.create_task(scrape(number, fleets))
+            await _until(began + _PERIOD_SECONDS)
+
+
+def groups(endpoints: Iterable[tuple[Key, str, Iterable[str]]]) -> list[Fleets]:
+    """Divide replicas, given as by `Router.endpoints`, into groups of equal size."""
+    found: list[defaultdict[Key, list[Target]]] = [defaultdict(list) for _ in range(_GROUPS)]
+    number = count()
+    for key, model, addresses in endpoints:
+        for address in addresses:
+            found[next(number) % _GROUPS][key].append(_target(address, model))
+    return list(found)
 
 
 async def _scrape(
-    scraper: Scraper, router: Router, metrics: Metrics, key: Key, model: str, addresses: tuple[str, ...]
+    scraper: Scraper, router: Router, metrics: Metrics, number: int, key: Key, targets: Sequence[Target]
 ) -> None:
-    targets = [_target(address, model) for address in addresses]
     began = time.monotonic()
-    answers = await scraper.scrape("/".join(key), targets)
+    answers = await scraper.scrape(f"{'/'.join(key)} {number}", targets)
     for target, answer in answers.items():
         if isinstance(answer, Sample):
             router.observe(key, target.pod, answer, began)
         else:
             metrics.scrape_failed(key, answer.reason)
+
+
+async def _until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - time.monotonic()))
 
 
 def _target(address: str, model: str) -> Target:

@@ -24,7 +24,7 @@ class BaseRequest(BaseModel):
     timeout: Number | None = Field(None, description="seconds until the request ends, finished or not")
     cache_salt: Annotated[String, Field(max_length=256)] | None = None
     user: Any = ignored("it names the end user for abuse reports")
-    receipt: Any = refused("only /v1/completions and /v1/chat/completions return receipts", False)
+    receipt: Any = refused("only /v1/completions, /v1/chat/completions and /v1/responses return receipts", False)
 
     def check(self) -> None:
         """Raise RequestError if fields contradict each other."""

@@ -119,6 +119,21 @@ def test_a_stream_ends_with_the_receipt_of_the_whole_response(scripted: Serving,
     assert lines[-2] == "data: [DONE]"
 
 
+def test_a_response_has_the_receipt_of_its_chat_streamed_or_whole(scripted: Serving) -> None:
+    words = ("one two", "three")
+    sampled = {"seed": 4, "temperature": 0.7}
+    response = answered(scripted, "/v1/responses", {"input": messages_for(*words), "max_output_tokens": 8, **sampled})
+    chat = answered(scripted, "/v1/chat/completions", {"messages": messages_for(*words), "max_tokens": 8, **sampled})
+    assert receipt_of(response) == receipt_of(chat)
+    body = {"input": messages_for(*words), "max_output_tokens": 8, **sampled, "receipt": True, "stream": True}
+    lines = scripted.post("/v1/responses", body).text.splitlines()
+    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    with_receipt = [event for event in found if "receipt" in event.get("response", {})]
+    assert with_receipt == found[-1:], "only the last event"
+    assert receipt_of(found[-1]["response"]) == receipt_of(chat)
+    assert "receipt" not in scripted.post("/v1/responses", {"input": "a"}).json()
+
+
 def test_a_stop_string_is_in_the_receipt(scripted: Serving) -> None:
     body = {"prompt": prompt_for("one two three"), "stop": " two", "max_tokens": 8}
     (answer,) = answered(scripted, "/v1/completions", body)["receipt"]["prompts"][0]["answers"]
@@ -137,7 +152,7 @@ def test_only_a_request_for_a_receipt_gets_one(scripted: Serving) -> None:
         ("/v1/completions", {"receipt": 1}, "receipt: Input should be a valid boolean"),
         ("/v1/completions", {"receipt": True, "best_of": 2}, "receipt: not available with best_of above n"),
         ("/v1/completions", {"receipt": True, "echo": True, "max_tokens": 0}, "receipt: nothing is generated"),
-        ("/v1/responses", {"receipt": True, "input": "a"}, "receipt: this value is not supported (responses lack it)"),
+        ("/v1/responses", {"receipt": "yes", "input": "a"}, "receipt: Input should be a valid boolean"),
     ],
 )
 def test_a_request_that_cannot_have_a_receipt_is_rejected_by_name(

@@ -34,14 +34,27 @@ router = APIRouter(route_class=JSONRoute)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Generate the next message of a conversation."""
     service: Service = request.app.state.service
-    name, receipts = service.check_model(body.model), None
-    if body.receipt:
-        body.check()
-        receipts = await ReceiptWriter.of(body, service.model_for("generate"), name)
+    name = service.check_model(body.model)
+    receipts = await chat_receipts(service, body, name)
     handler = await admit_chat(service, body, "chatcmpl")
     if body.stream:
         return TokenStream(handler, _ChatEvents(handler, name, body, receipts))
     return await while_connected(request, _complete(handler, name, body, receipts))
+
+
+async def chat_receipts(service: Service, body: ChatRequest, name: str) -> ReceiptWriter | None:
+    """Return what writes the receipt of a conversation, or None if none is requested.
+
+    The model's files are read before a request is admitted, so that it does not wait for them with its place taken.
+
+    Raises:
+        RequestError: if the request is invalid.
+        APIError: if the model has another task, or its files have changed since the server started.
+    """
+    if not body.receipt:
+        return None
+    body.check()
+    return await ReceiptWriter.of(body, service.model_for("generate"), name)
 
 
 async def admit_chat(service: Service, body: ChatRequest, id_prefix: str) -> RequestHandler:

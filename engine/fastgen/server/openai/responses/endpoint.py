@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 
 from fastgen.server.http.api_error import APIError
 from fastgen.server.http.json_route import JSONRoute
 from fastgen.server.http.off_loop import off_loop
 from fastgen.server.http.sse import while_connected
-from fastgen.server.openai.chat.endpoint import admit_chat, chat_usage
+from fastgen.server.openai.chat.endpoint import admit_chat, chat_receipts, chat_usage
+from fastgen.server.openai.receipts import ReceiptWriter
 from fastgen.server.openai.response_bodies import json_response
 from fastgen.server.openai.responses.objects import ItemStatus, ResponseBody, ResponseError, begun_response, finished
 from fastgen.server.openai.responses.output import ItemEvent, Output
@@ -31,25 +33,36 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     name = service.check_model(body.model)
     with client_names(ALIASES):
         chat = await off_loop(body.chat)
+        receipts = await chat_receipts(service, chat, name)
         handler = await admit_chat(service, chat, "resp")
     begun = begun_response(body, handler, name)
     if body.stream:
-        return TokenStream(handler, _ResponseEvents(handler, begun))
-    return await while_connected(request, _complete(handler, begun))
+        return TokenStream(handler, _ResponseEvents(handler, begun, receipts))
+    return await while_connected(request, _complete(handler, begun, receipts))
 
 
-async def _complete(handler: RequestHandler, begun: ResponseBody) -> Response:
+async def _complete(handler: RequestHandler, begun: ResponseBody, receipts: ReceiptWriter | None) -> Response:
     with handler:
         (output,) = await handler.finish()
-    return await off_loop(_response, handler, begun, output)
+    return await off_loop(_response, handler, begun, receipts, output)
 
 
-def _response(handler: RequestHandler, begun: ResponseBody, output: RequestOutput) -> Response:
+def _response(
+    handler: RequestHandler, begun: ResponseBody, receipts: ReceiptWriter | None, output: RequestOutput
+) -> Response:
     written = Output(handler.rendered)
     written.add(output.as_delta())
-    complete = finished(begun, chat_usage(handler), written.finish_reason)
+    complete = _finished(handler, begun, receipts, written)
     written.close("completed" if complete.status == "completed" else "incomplete")
     return json_response(msgspec.structs.replace(complete, output=written.items))
+
+
+def _finished(
+    handler: RequestHandler, begun: ResponseBody, receipts: ReceiptWriter | None, written: Output
+) -> ResponseBody:
+    complete = finished(begun, chat_usage(handler), written.finish_reason)
+    receipt = UNSET if receipts is None else receipts.write(handler.outputs, num_choices=1)
+    return msgspec.structs.replace(complete, receipt=receipt)
 
 
 class _ResponseEvents:
@@ -58,9 +71,10 @@ class _ResponseEvents:
     response.completed, response.incomplete or response.failed ends it; no `data: [DONE]` follows.
     """
 
-    def __init__(self, handler: RequestHandler, begun: ResponseBody) -> None:
+    def __init__(self, handler: RequestHandler, begun: ResponseBody, receipts: ReceiptWriter | None) -> None:
         self._handler = handler
         self._begun = begun
+        self._receipts = receipts
         self._output = Output(handler.rendered)
         self._number = 0
 
@@ -73,7 +87,7 @@ class _ResponseEvents:
         return self._encode(self._output.add(delta))
 
     def end(self) -> bytes:
-        response = finished(self._begun, chat_usage(self._handler), self._output.finish_reason)
+        response = _finished(self._handler, self._begun, self._receipts, self._output)
         return self._end(response, "completed" if response.status == "completed" else "incomplete")
 
     def fail(self, error: APIError) -> bytes:

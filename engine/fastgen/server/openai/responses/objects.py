@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from fastgen.receipt import Receipt
 from fastgen.server.openai.response_bodies import CompletionTokensDetails, CompletionUsage
 from fastgen.server.openai.responses.request import ResponseRequest
 from fastgen.server.serving.request_handler import RequestHandler
@@ -133,6 +134,7 @@ class ResponseBody(Struct, frozen=True):
     truncation: Literal["disabled"] = "disabled"
     top_logprobs: int = 0
     completed_at: int | UnsetType | None = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 def new_id(prefix: str) -> str:

@@ -139,6 +139,7 @@ class _PassedFields(SamplingNumbers):
     parallel_tool_calls: Boolean | None = None
     logit_bias: Any = None
     seed: Any = None
+    receipt: Any = None
     stop: Any = None
     stop_token_ids: Any = None
     min_tokens: Any = None
@@ -191,7 +192,6 @@ class _ChatFields(BaseModel):
     continue_final_message: Any = refused(_IN_CHAT, False)
     chat_template: Any = refused(_IN_CHAT)
     documents: Any = refused(_IN_CHAT, [])
-    receipt: Any = refused(_IN_CHAT, False)
 
 
 class ResponseRequest(_PassedFields, _ChatFields, OpenAIFields):

@@ -134,6 +134,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "admissionPolicy": {
             "reservedNamespaces": ["kube-system", "argocd"],
             "engineImages": ["registry.example/fastgen/"],
+            "modelImages": ["registry.example/models/"],
             "podLabels": ["example.com/"],
             "podAnnotations": [],
         },

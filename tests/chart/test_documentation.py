@@ -27,6 +27,7 @@ TRIED_BY = {
     r"helm upgrade .*": "tests/chart/test_api_server.py",
     r"helm (package|push) .*|gpg .*|rm .*|sed .*|docker buildx .*": "tests/chart/test_releasing_page.py",
     r"curl http://127.0.0.1:8000/v1/chat/completions .*": "tests/e2e/test_quickstart.py",
+    r"buildah .*": "tests/operator/api/test_model_images_page.py",
     r"make (up|test)": "tests/e2e/test_installation.py",
     # Below.
     r"(PYTHONPATH=engine )?(timeout \d+ )?python -m .*": "tests/chart/test_documentation.py",
@@ -196,7 +197,7 @@ def test_the_site_has_a_page_for_each_subject() -> None:
         "concepts": ["autoscaling", "paged-kv-cache", "splitfuse"],
         "how-to": [
             *("air-gapped", "canary", "external-autoscaler", "gated-models", "gateway", "gpu-nodes", "kueue"),
-            *("object-storage", "openshift", "upgrade", "volumes"),
+            *("model-images", "object-storage", "openshift", "upgrade", "volumes"),
         ],
         "coming-from": ["deepspeed-mii", "kserve", "kubeai", "vllm"],
         "reference": ["engine-flags", "helm-values", "kubectl-fastgen", "models", "openai", "resource"],

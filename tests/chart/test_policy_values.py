@@ -206,6 +206,7 @@ def test_what_can_be_switched_off_is_off(helm: Helm) -> None:
         ("prometheusRule.objectives.interTokenLatency.percent=100", "/prometheusRule/objectives/interTokenLatency"),
         ("podTemplate=baseline", "/podTemplate"),
         ("admissionPolicy.engineImages={it's}", "/admissionPolicy/engineImages/0"),
+        ("admissionPolicy.modelImages={it's}", "/admissionPolicy/modelImages/0"),
         ("admissionPolicy.podLabels=team", "/admissionPolicy/podLabels"),
         ("dashboards.label=x", "additional properties 'label' not allowed"),
     ],

@@ -38,12 +38,14 @@ class ControlPlane:
     """A control plane on free ports of 127.0.0.1, in a temporary folder. Several can run at the same time.
 
     Use it as a context manager, or call start() and stop(). There are no nodes: a Deployment gets its ReplicaSet and
-    pods, and the pods stay Pending. With `scheduler=True` pods are assigned to nodes that a test creates.
+    pods, and the pods stay Pending. With `scheduler=True` pods are assigned to nodes that a test creates. `gates` are
+    feature gates of the API server that are off by default.
     """
 
-    def __init__(self, programs: Path, *, scheduler: bool = False) -> None:
+    def __init__(self, programs: Path, *, scheduler: bool = False, gates: Sequence[str] = ()) -> None:
         self.programs = programs
         self.scheduler = scheduler
+        self.gates = gates
         self._site: flags.Site | None = None
         self._processes: Processes | None = None
 
@@ -134,7 +136,8 @@ class ControlPlane:
         authority.issue("apiserver", "kube-apiserver", hosts=flags.hosts(site))
         write_token_key(site.pki / "tokens.key")
         authority.kubeconfig(self.kubeconfig, site.server, "admin", ["system:masters"])
-        alone = ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]
+        gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in self.gates)}"] if self.gates else []
+        alone = ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", *gates]
         processes.start("etcd", flags.etcd(site))
         processes.start("kube-apiserver", flags.api_server(site, authorization="RBAC", more=alone))
         wait_until_healthy(processes, "kube-apiserver", site.api, "/readyz")

@@ -21,11 +21,21 @@ from fastgen_operator.api.resources import within_limits
 
 DEFAULT_REVISION: Final = "main"
 _NAME: Final = "[A-Za-z0-9][-A-Za-z0-9._]*"
+# An image, as distribution/reference parses it, but always with the registry's host: with a dot, a port or localhost.
+_LABEL: Final = "[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?"
+_HOST: Final = rf"((localhost|{_LABEL}([.]{_LABEL})+)(:[0-9]{{1,5}})?|{_LABEL}:[0-9]{{1,5}})"
+_REPOSITORY: Final = "(/[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*)+"
+_IMAGE: Final = rf"{_HOST}{_REPOSITORY}(:[A-Za-z0-9_][-A-Za-z0-9._]{{0,127}})?(@sha256:[0-9a-f]{{64}})?"
+_OCI: Final = "oci://"
+# Where KServe's images have the model, too.
+_PATH_IN_IMAGE: Final = "/models"
 # Scheme, pattern of what follows ://, examples, whether it is downloaded.
 _SCHEMES: Final = (
     ("hf", rf"{_NAME}/{_NAME}(/[^\\s]+[.]gguf)?", "hf://owner/name, hf://owner/name/file.gguf", True),
     ("s3", r"[a-z0-9][-a-z0-9.]+/[^\\s]+", "s3://bucket/prefix", True),
     ("pvc", r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\\s]+", "pvc://claim/path", False),
+    # Checked by a rule of its own.
+    ("oci", r"[^\\s]+", "oci://registry/repository@digest", False),
     ("file", r"/[^\\s]+", "file:///absolute/path", False),
 )
 _PATTERN: Final = "|".join(f"{scheme}://{pattern}" for scheme, pattern, _, _ in _SCHEMES)
@@ -78,13 +88,21 @@ class Model(ApiModel):
     source: str = Field(
         max_length=1024,
         description=f"Location of the model, a GGUF file or a folder in Hugging Face format: {_EXAMPLES}. "
-        "The claim of a pvc:// source must exist in the same namespace. The path of a file:// source is one in the "
-        "engine container: in its image, or in a volume that spec.podTemplate mounts.",
+        "The claim of a pvc:// source must exist in the same namespace. An oci:// source is an image with the model in "
+        "its folder /models, or at another path that follows as #/path; nodes pull it with the pull secrets of the "
+        "pods, and must support image volumes. The path of a file:// source is one in the engine container: in its "
+        "image, or in a volume that spec.podTemplate mounts.",
         json_schema_extra=rules(
             (
                 f"self.matches('^({_PATTERN})$')",
                 f"spec.model.source must be {_EXAMPLES} of a GGUF file or a model folder, for example "
                 "file:///models/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+            (
+                f"!self.startsWith('{_OCI}') || self.matches('^{_OCI}{_IMAGE}(#/[^\\\\s#]*)?$')",
+                "spec.model.source must name an image by its registry's host and a lower-case repository, optionally "
+                "with a tag and a digest, and with the path of the model in the image after a # unless it is /models, "
+                "for example oci://registry.example/smollm2@sha256:DIGEST#/smollm2.gguf with the 64 digits of DIGEST",
             ),
             (
                 "!self.matches('/[.][.](/|$)')",
@@ -107,6 +125,16 @@ class Model(ApiModel):
     def is_downloaded(self) -> bool:
         """Whether it comes from a remote source."""
         return self.source.startswith(DOWNLOADED)
+
+    @property
+    def image(self) -> str | None:
+        """The image of an oci:// source, with tag and digest as it names them; None for another source."""
+        return self.source.removeprefix(_OCI).partition("#")[0] if self.source.startswith(_OCI) else None
+
+    @property
+    def path_in_image(self) -> str:
+        """Absolute path of the model in the image of an oci:// source."""
+        return self.source.partition("#")[2] or _PATH_IN_IMAGE
 
     @property
     def address(self) -> str:

@@ -2,6 +2,7 @@
 
     file://                               in the image, or in a volume of spec.podTemplate: nothing is added
     pvc://                                the claim is mounted
+    oci://                                the image is mounted, and the kubelet keeps it on the node
     downloaded, no spec.cache             an init container downloads to the pod's own emptyDir
     downloaded, spec.cache, no preload    an init container downloads to the volume, unless the model is there
     downloaded, spec.cache                a Job downloads to the volume before pods are created: see `model_cache.py`
@@ -59,6 +60,11 @@ def model_files(desired: Desired) -> ModelFiles:
     source = urlsplit(model.source)
     if source.scheme == "file":
         return ModelFiles(model.source.removeprefix("file://"), [], [])
+    mount = {"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}
+    if model.image is not None:
+        path = f"{MODELS_PATH}{model.path_in_image}".rstrip("/")
+        # pullPolicy is left to Kubernetes: Always for the tag latest and for no tag, else IfNotPresent.
+        return ModelFiles(path, [{"name": VOLUME, "image": {"reference": model.image}}], [mount])
     path, claim = f"{MODELS_PATH}{source.path.rstrip('/')}", source.netloc
     if model.is_downloaded:
         name = source.path.rpartition("/")[2]
@@ -66,7 +72,6 @@ def model_files(desired: Desired) -> ModelFiles:
         path = f"{folder}/{name}" if name.endswith(".gguf") else folder
     is_own = model.is_downloaded and desired.spec.cache is None
     place: dict[str, Any] = {"emptyDir": {}} if is_own else {"persistentVolumeClaim": {"claimName": claim}}
-    mount = {"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True}
     return ModelFiles(path, [{"name": VOLUME, **place}], [mount])
 
 

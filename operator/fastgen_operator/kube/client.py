@@ -112,6 +112,16 @@ class KubeClient:
                 before = live
         raise AssertionError("the last attempt returns or raises")
 
+    def try_apply(self, kind: Kind, manifest: Object) -> Object:
+        """Return the object that an apply of the manifest would store, without storing it.
+
+        Raises:
+            KubeError: the apply would fail.
+        """
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true"), ("dryRun", "All")]
+        answer: Object = self._send("PATCH", _path(kind, manifest), query, manifest, _APPLY_PATCH)
+        return answer
+
     def replace_managers(
         self, kind: Kind, live: Object, managed_fields: builtins.list[dict[str, Any]]
     ) -> Object | None:

@@ -142,6 +142,8 @@ def _reduced(kind: Kind, obj: Object) -> Object:
             for part in ("containers", "initContainers")
             if part in spec
         }
+        if images := [volume for volume in spec.get("volumes", ()) if "image" in volume]:
+            kept["spec"]["volumes"] = images
     elif kind == DEPLOYMENT and spec:
         # Beside the template: it is compared several times in each reconcile.
         kept["spec"] = {**spec, TEMPLATE_DIGEST: template_digest(obj)}

@@ -52,6 +52,7 @@ class Container:
         readiness_path: path of its HTTP readiness probe, or the words "its readiness probe" for any other.
         startup_seconds: seconds in which its startup probe has to pass; 0 without one.
         grace: the pod's termination grace period, seconds.
+        image_volumes: names and images of the pod's image volumes.
     """
 
     name: str = ""
@@ -69,6 +70,7 @@ class Container:
     readiness_path: str = ""
     startup_seconds: int = 0
     grace: int = 30
+    image_volumes: tuple[tuple[str, str], ...] = ()
 
     @property
     def title(self) -> str:
@@ -88,14 +90,23 @@ class Container:
 def containers_of(pod: Object, status: Object) -> Iterator[Container]:
     """Yield the containers that the status of a pod reports, init containers first; `pod` is its spec."""
     grace = int(pod.get("terminationGracePeriodSeconds", 30))
+    image_volumes = image_volumes_of(pod)
     for kind in ("initContainer", "container"):
         specs = {spec["name"]: spec for spec in pod.get(f"{kind}s", ())}
         for reported in status.get(f"{kind}Statuses", ()):
             spec = specs.get(reported["name"], {})
-            yield _container(_role(kind, reported["name"], spec), spec, reported, grace)
+            yield _container(_role(kind, reported["name"], spec), spec, reported, grace, image_volumes)
 
 
-def _container(role: Role, spec: Object, status: Object, grace: int) -> Container:
+def image_volumes_of(pod: Object) -> tuple[tuple[str, str], ...]:
+    """Return the names and images of the image volumes in the spec of a pod."""
+    volumes = [volume for volume in pod.get("volumes", ()) if "image" in volume]
+    return tuple((volume["name"], volume["image"].get("reference", "")) for volume in volumes)
+
+
+def _container(
+    role: Role, spec: Object, status: Object, grace: int, image_volumes: tuple[tuple[str, str], ...]
+) -> Container:
     state = status.get("state", {})
     running, waiting, terminated = state.get("running"), state.get("waiting") or {}, state.get("terminated")
     ended = terminated or status.get("lastState", {}).get("terminated")
@@ -115,6 +126,7 @@ def _container(role: Role, spec: Object, status: Object, grace: int) -> Containe
         readiness_path=spec.get("readinessProbe", {}).get("httpGet", {}).get("path", "its readiness probe"),
         startup_seconds=_probe_seconds(spec.get("startupProbe")),
         grace=grace,
+        image_volumes=image_volumes,
     )
 
 

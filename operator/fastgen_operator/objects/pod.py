@@ -15,7 +15,7 @@ from fastgen_operator.labels_and_annotations import (
     QUEUE_LABEL,
     TEMPLATE_LABEL,
 )
-from fastgen_operator.objects.container import ENGINE_CONTAINER, Container, containers_of
+from fastgen_operator.objects.container import ENGINE_CONTAINER, Container, containers_of, image_volumes_of
 from fastgen_operator.objects.stored import Stored
 
 # Time after the end of a pod's grace period in which its node reports its end.
@@ -66,6 +66,11 @@ class Pod(Stored):
     def containers(self) -> tuple[Container, ...]:
         """The reported containers, init containers first: while one fails, no later container has started."""
         return tuple(containers_of(self.spec, self.status))
+
+    @cached_property
+    def image_volumes(self) -> tuple[tuple[str, str], ...]:
+        """The names and images of its image volumes."""
+        return image_volumes_of(self.spec)
 
     @cached_property
     def engine(self) -> Container:

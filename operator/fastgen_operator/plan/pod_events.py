@@ -10,7 +10,12 @@ from typing import Final
 from fastgen_operator.kinds import Object
 from fastgen_operator.objects.model_cache import Job
 from fastgen_operator.objects.pod import Pod
-from fastgen_operator.plan.pod_failures import Failure
+from fastgen_operator.plan.pod_failures import (
+    IMAGE_VOLUMES_NEED,
+    IMAGE_VOLUMES_UNSUPPORTED,
+    Failure,
+    lacks_image_volumes,
+)
 
 # A pod that has been without containers for this long may be stuck, and so may a Job without pods.
 PATIENCE: Final = timedelta(seconds=2)
@@ -113,6 +118,8 @@ def _failure(
     # In an order that does not depend on time, so that the message stays.
     first = min((str(event.get("message", "")) for event in found), key=lambda text: (text.startswith(_VAGUE), text))
     remedy = f"; {_RELEASE}" if _ELSEWHERE in first else ""
+    if lacks_image_volumes(pod.image_volumes, first):
+        reason, remedy = IMAGE_VOLUMES_UNSUPPORTED, f"; {IMAGE_VOLUMES_NEED}"
     return Failure(reason, f"pod {pod.name} on node {pod.node}: {words}: {first}{remedy}")
 
 

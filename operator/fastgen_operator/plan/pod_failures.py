@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +20,17 @@ CRASH_MEMORY: Final = timedelta(minutes=10)
 ENDED_PODS: Final = 3
 
 _CREATE_REASONS: Final = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+# containerd makes an id for each attempt. The message changes only with the cause.
+_NEW_CONTAINER: Final = re.compile(r'container "[0-9a-f]{64}"')
+# What a node says that does not support image volumes: containerd before 2.1, which sees a mount without a path, and
+# the kubelet (k8s.io/kubernetes/pkg/volume/plugins.go) without its feature gate, in an Event.
+_NO_IMAGE_VOLUMES: Final = ('failed to mkdir ""', "no volume plugin matched")
+IMAGE_VOLUMES_UNSUPPORTED: Final = "ImageVolumesUnsupported"
+IMAGE_VOLUMES_NEED: Final = (
+    "a node mounts images as volumes with containerd 2.1 or later or CRI-O, and with the kubelet's feature gate "
+    "ImageVolume, which is on from Kubernetes 1.35"
+)
+_NO_SUCH_FILE: Final = "no such file or directory"  # fastgen.model.source
 # Exit codes of a process that was stopped: clean exit after SIGTERM, SIGKILL, SIGTERM.
 _STOPPED_EXIT_CODES: Final = (0, 137, 143)
 
@@ -71,6 +83,11 @@ def failure_of_ended(ended: Iterable[Pod], current: Sequence[Pod], wanted: int) 
         return None
     last = max(newest, key=lambda pod: (pod.created, pod.name))
     return Failure("PodsFailed", f"{len(newest)} pods were evicted or rejected by their nodes; {last.end}")
+
+
+def lacks_image_volumes(image_volumes: tuple[tuple[str, str], ...], words: str) -> bool:
+    """Return whether the words of a node say that it does not support the pod's image volumes."""
+    return bool(image_volumes) and any(part in words for part in _NO_IMAGE_VOLUMES)
 
 
 def summary_of(pod: Pod, known: Mapping[str, Failure] | None = None) -> str:
@@ -141,8 +158,11 @@ def _failure(container: Container) -> Failure | None:
     reason, title = container.waiting, container.title
     words = container.waiting_message or reason
     if reason in IMAGE_PULL_REASONS:
-        return Failure("ImagePullBackOff", f"the image {container.image} of {title} cannot be pulled: {words}")
+        return Failure("ImagePullBackOff", f"{_pulled(container, words)} cannot be pulled: {words}")
     if reason in _CREATE_REASONS:
+        words = _NEW_CONTAINER.sub("container", words)
+        if lacks_image_volumes(container.image_volumes, words):
+            return Failure(IMAGE_VOLUMES_UNSUPPORTED, f"{title} cannot be created: {words}: {IMAGE_VOLUMES_NEED}")
         return Failure("ContainerNotCreated", f"{title} cannot be created: {words}")
     ended = container.ended
     if ended is None:
@@ -154,12 +174,34 @@ def _failure(container: Container) -> Failure | None:
         return Failure("OutOfMemory", message)
     if known is not None:
         words = ended.last_line or f"{known.message} (exit code {ended.exit_code}) without a message"
+        if container.image_volumes and _NO_SUCH_FILE in words:
+            # Some nodes without support mount an empty folder.
+            words += f"; if the image has it, {IMAGE_VOLUMES_NEED}"
         return Failure(known.reason, words + times)
     if _exceeded_startup(container, ended):
         return Failure("StartupDeadlineExceeded", message)
     if reason == "CrashLoopBackOff" or container.restarts >= CRASH_LOOP_RESTARTS:
         return Failure("CrashLoopBackOff", message)
     return None
+
+
+def _pulled(container: Container, words: str) -> str:
+    """Return which image the words are about: the kubelet reports those of image volumes as that of the container."""
+    images = {container.image: f"the image {container.image} of {container.title}"}
+    images |= {image: f"the image {image} of the volume {name}" for name, image in container.image_volumes}
+    # A runtime may leave out a tag beside a digest. The longest match counts: one may be a part of another.
+    named = {
+        image: max((len(part) for part in (image, _repository(image)) if part in words), default=0) for image in images
+    }
+    best = max(named.values())
+    return " or ".join(title for image, title in images.items() if named[image] == best)
+
+
+def _repository(image: str) -> str:
+    """Return the image without its tag and digest."""
+    name = image.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
 
 
 def _ending(container: Container, ended: Ending) -> str:

@@ -14,6 +14,7 @@ from fastgen_operator.kinds import DEPLOYMENT, JOB, NETWORK_POLICY, OPTIONAL_KIN
 from fastgen_operator.kube.client import KubeClient
 from fastgen_operator.kube.transport import KubeError
 from fastgen_operator.labels_and_annotations import APPLIED_ANNOTATION
+from fastgen_operator.objects.container import image_volumes_of
 from fastgen_operator.objects.managed_fields import foreign_managers
 from fastgen_operator.objects.stored import applied_fingerprint, has_same_spec, name_of
 from fastgen_operator.plan.adoption import Adopt
@@ -24,6 +25,7 @@ from fastgen_operator.plan.plan import Delete, Plan, Problem, combine
 from fastgen_operator.reconcile.backoff import FREE_RESTORES, Contention
 from fastgen_operator.reconcile.events import Recorder
 from fastgen_operator.scale_down.order import DELETION_COST, SetDeletionCost
+from fastgen_operator.status.conditions.progressing import IMAGE_VOLUMES_DISABLED
 from fastgen_operator.status.status import Notice
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,9 @@ class PlanExecutor:
             outcome.problems.append(_contended(apply, str(lost), before))
             return observed
         try:
+            if (unsupported := self._unsupported(apply, before)) is not None:
+                outcome.problems.append(unsupported)
+                return self._apply_instead(apply, observed, before, outcome)
             for cost in costs if (apply.kind, apply.name) == (DEPLOYMENT, observed.key[1]) else ():
                 # Before the pods are deleted, and only if they are.
                 self._set_deletion_cost(cost, observed)
@@ -171,13 +176,34 @@ class PlanExecutor:
             if not error.is_refusal:
                 raise
             outcome.problems.append(_refused(apply, error, observed))
-            if apply.instead is None or before is None:
-                return observed
-            return self._apply(apply.instead, observed.with_child(apply.kind, before), (), outcome)
+            return self._apply_instead(apply, observed, before, outcome)
         self._note(apply, lost, observed, live, outcome.created)
         if apply.kind != JOB and applied_fingerprint(apply.manifest) != applied_fingerprint(live):
             outcome.problems.append(_never_converges(apply))
         return observed.with_child(apply.kind, live)
+
+    def _apply_instead(self, apply: Apply, observed: Observed, before: Object | None, outcome: _Outcome) -> Observed:
+        if apply.instead is None or before is None:
+            return observed
+        return self._apply(apply.instead, observed.with_child(apply.kind, before), (), outcome)
+
+    def _unsupported(self, apply: Apply, before: Object | None) -> Problem | None:
+        """Return the problem of a Deployment whose image volumes the API server would drop, without a message.
+
+        It keeps them if the Deployment has some. Source: dropImageVolumes in k8s.io/kubernetes/pkg/api/pod/util.go.
+        """
+        if apply.kind != DEPLOYMENT or (before is not None and _image_volumes(before)):
+            return None
+        wanted = _image_volumes(apply.manifest)
+        if not wanted or _image_volumes(self.client.try_apply(apply.kind, apply.manifest)):
+            return None
+        named = " and ".join(f"{name} with the image {image}" for name, image in wanted)
+        return Problem(
+            IMAGE_VOLUMES_DISABLED,
+            f"the API server would drop the volume {named}, because its feature gate ImageVolume is off: turn it on, "
+            "also for the kubelets (it is on from Kubernetes 1.35), or use another source in spec.model.source; the "
+            "pods stay unchanged",
+        )
 
     def _take_over(self, apply: Apply, before: Object) -> Object | None:
         """Take over fields that the apply then removes, all in one change of the pod template; return the live object.
@@ -242,6 +268,10 @@ class PlanExecutor:
     def _announce(self, observed: Observed, message: str) -> None:
         logger.info("%s/%s: %s", *observed.key, message)
         self.recorder.record(observed.resource, Notice("Normal", "Applied", message), self.now())
+
+
+def _image_volumes(deployment: Object) -> tuple[tuple[str, str], ...]:
+    return image_volumes_of(deployment.get("spec", {}).get("template", {}).get("spec", {}))
 
 
 def _refused(apply: Apply, error: KubeError, observed: Observed) -> Problem:

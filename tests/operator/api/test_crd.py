@@ -33,6 +33,8 @@ def engine(**fields: Any) -> Object:
 
 
 HUB = {"source": "hf://owner/name"}
+DIGEST = f"sha256:{'0' * 64}"
+BY_HOST = "spec.model.source must name an image by its registry's host and a lower-case repository"
 
 
 OFFICE = {
@@ -140,6 +142,36 @@ INVALID: dict[str, tuple[Object, str]] = {
     "a bucket without a prefix": (resource(model={"source": "s3://bucket"}), "s3://bucket/prefix"),
     "a claim name in capitals": (resource(model={"source": "pvc://Models/a"}), "pvc://claim/path"),
     "a source path with ..": (resource(model={"source": "pvc://models/../a"}), "must not contain the path element .."),
+    "an image without a registry": (resource(model={"source": "oci://models/smollm2:1"}), BY_HOST),
+    "an image without a repository": (resource(model={"source": "oci://registry.example:5000"}), BY_HOST),
+    "an image in capitals": (resource(model={"source": "oci://registry.example/Models/a:1"}), BY_HOST),
+    "an image with a short digest": (resource(model={"source": "oci://registry.example/a@sha256:00"}), BY_HOST),
+    "an image with another digest": (
+        resource(model={"source": f"oci://registry.example/a@md5:{'0' * 32}"}),
+        "oci://registry.example/smollm2@sha256:DIGEST#/smollm2.gguf",
+    ),
+    "an image with an empty tag": (resource(model={"source": "oci://registry.example/a:"}), BY_HOST),
+    "an image with a relative path": (resource(model={"source": "oci://registry.example/a:1#models"}), BY_HOST),
+    "an image with a path and no mark": (resource(model={"source": "oci://registry.example/a:1/m.gguf"}), BY_HOST),
+    "an image with two paths": (resource(model={"source": "oci://registry.example/a:1#/a#/b"}), BY_HOST),
+    "an image in a URL": (resource(model={"source": "oci://https://registry.example/a:1"}), BY_HOST),
+    "an image with a user": (resource(model={"source": "oci://me@registry.example/a:1"}), BY_HOST),
+    "an image with a path with ..": (
+        resource(model={"source": "oci://registry.example/a:1#/models/../etc"}),
+        "must not contain the path element ..",
+    ),
+    "a revision for an image": (
+        resource(model={"source": "oci://registry.example/a:1", "revision": "main"}),
+        "spec.model.revision applies to hf:// sources only",
+    ),
+    "a secret for an image": (
+        resource(model={"source": "oci://registry.example/a:1", "secretName": "token"}),
+        "spec.model.secretName applies to hf:// and s3:// sources only",
+    ),
+    "a cache for an image": (
+        resource(model={"source": "oci://registry.example/a:1"}, cache={"size": "1Gi"}),
+        "spec.cache applies to hf:// and s3:// sources only",
+    ),
     "a revision for a file source": (
         resource(model={"source": "file:///a", "revision": "main"}),
         "spec.model.revision applies to hf:// sources only",
@@ -389,6 +421,23 @@ RANGES = {
 
 
 @pytest.mark.controlplane
+@pytest.mark.parametrize(
+    "image",
+    [
+        "registry.example/smollm2",
+        "registry.example/a/b-c/d_e.f:v1.0_x-2",
+        f"registry.example/smollm2@{DIGEST}",
+        f"registry.example:5000/smollm2:1@{DIGEST}#/models/a b.gguf".replace(" ", "+"),
+        "localhost/smollm2:1",
+        "registry:5000/smollm2:1#/",
+        "10.0.0.1:5000/smollm2:1",
+    ],
+)
+def test_images_that_a_node_can_pull_are_accepted_as_sources(plane: ControlPlane, image: str) -> None:
+    obj = resource(model={"source": f"oci://{image}"})
+    plane.kubectl("create", "--dry-run=server", "--filename", "-", stdin=json.dumps(obj))
+
+
 def test_ranges_of_addresses_that_a_network_policy_takes_are_accepted(plane: ControlPlane) -> None:
     for cidr, exceptions in RANGES.items():
         Space(plane, "default").apply(peer(cidr, *exceptions), "--dry-run=server")

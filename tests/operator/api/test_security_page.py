@@ -60,6 +60,7 @@ CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
         "Secrets in `spec.podTemplate.spec`": (REACHES, ENOUGH),
         "`serviceAccountName` in": (REACHES, ENOUGH),
         "`spec.model.source: pvc://CLAIM/…`": (REACHES, ENOUGH),
+        "`spec.model.source: oci://…`": (OF_THE_CHART, REACHES),
         "`priorityClassName`, `runtimeClassName`": (REACHES,),
         "`spec.engine.image`": (OF_THE_CHART,),
         "labels and annotations of": (OF_THE_CHART, REACHES),

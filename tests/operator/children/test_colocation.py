@@ -189,7 +189,7 @@ def test_a_claim_of_many_readers_is_mounted_read_only_by_a_patch() -> None:
 
 
 def test_a_model_in_an_image_volume_needs_no_field_of_its_own() -> None:
-    """The recipe in docs/guide.md: the kubelet keeps the image on each node, so nothing is downloaded twice there."""
+    """For example with a pull policy of its own: an oci:// source has the default one."""
     volume: Object = {"name": "weights", "image": {"reference": "registry.example/smollm2:1"}}
     mount: Object = {"name": "weights", "mountPath": "/weights", "readOnly": True}
     patch = {"volumes": [volume], "containers": [{"name": "engine", "volumeMounts": [mount]}]}

@@ -273,6 +273,9 @@ def test_a_pod_is_kept_without_its_template_and_a_replica_set_too() -> None:
     }
     assert kept["status"] == {"phase": "Running"}
     assert "managedFields" in full["metadata"], "the argument is not modified"
+    image = {"name": "models", "image": {"reference": "registry.example/m:1"}}
+    full["spec"]["volumes"] = [{"name": "tmp", "emptyDir": {}}, image]
+    assert compact(POD, full)["spec"]["volumes"] == [image], "a failed pull is said to be that of a container"
     replica_set = {**pod("a", 1), "spec": {"replicas": 2, "template": {}}, "status": {"replicas": 2}}
     kept = compact(REPLICA_SET, replica_set)
     assert kept["spec"] == {"replicas": 2, TEMPLATE_DIGEST: template_digest(replica_set)}

@@ -294,6 +294,9 @@ def template_of(owner: Object) -> Object:
     [
         ("file:///models/a.gguf", "/models/a.gguf", None),
         ("pvc://mine/folder/a.gguf", "/mnt/models/folder/a.gguf", {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ("oci://r.example/m:1", "/mnt/models/models", {"image": {"reference": "r.example/m:1"}}),
+        ("oci://r:5/a/m@sha256:0#/a.gguf", "/mnt/models/a.gguf", {"image": {"reference": "r:5/a/m@sha256:0"}}),
+        ("oci://r.example/m:1@sha256:0#/", "/mnt/models", {"image": {"reference": "r.example/m:1@sha256:0"}}),
         ("hf://o/n", "/mnt/models/{address}", {"emptyDir": {}}),
         ("hf://o/n/sub/a.gguf", "/mnt/models/{address}/a.gguf", {"emptyDir": {}}),
         ("s3://b/some/prefix", "/mnt/models/{address}", {"emptyDir": {}}),
@@ -848,7 +851,18 @@ def test_a_downloaded_model_is_cached_whatever_the_state_of_the_job_pod() -> Non
     assert (found.status, found.reason) == ("True", "Cached")
 
 
-@pytest.mark.parametrize("source", ["file:///m", "pvc://mine/m"])
+def test_an_image_without_a_digest_is_said_to_be_able_to_change() -> None:
+    said = {}
+    for source in ("oci://r.example/m:1", "oci://r.example/m", "oci://r.example/m:1@sha256:0#/a.gguf"):
+        _, found = condition_of(observed(owner=stored(model={"source": source})))
+        assert (found.status, found.reason) == ("True", "NotNeeded")
+        said[source.partition("@")[2]] = found.message
+    assert "each node pulls the image r.example/m and keeps it; its tag can change" in said[""]
+    assert "add the digest to spec.model.source" in said[""]
+    assert "can change" not in said["sha256:0#/a.gguf"]
+
+
+@pytest.mark.parametrize("source", ["file:///m", "pvc://mine/m", "oci://r.example/m:1"])
 def test_a_model_that_needs_no_download_is_not_needed(source: str) -> None:
     _, found = condition_of(observed(owner=stored(model={"source": source})))
     assert (found.status, found.reason) == ("True", "NotNeeded")

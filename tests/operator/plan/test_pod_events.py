@@ -57,6 +57,8 @@ MOUNT = event("FailedMount", SECRET, count=2)
 ATTACH = event("FailedAttachVolume", "Multi-Attach error")
 REFUSED = event("FailedAttachVolume", "AttachVolume.Attach failed: quota exceeded")
 
+NO_PLUGIN = 'failed to get Plugin from volumeSpec for volume "models" err=no volume plugin matched'
+
 EVENTS: dict[str, tuple[list[Object], str | None, str]] = {
     "none": ([], None, ""),
     "a mount": ([MOUNT], "FailedMount", SECRET),
@@ -153,3 +155,16 @@ def test_a_refusal_is_over_when_a_pod_was_created() -> None:
     created = event("SuccessfulCreate", second=20, kind="Normal")
     assert refusal_in_events(job(), [refused("abc12"), created]) is None
     assert refusal_in_events(job(), []) is None
+
+
+def test_a_kubelet_without_image_volumes_is_named() -> None:
+    failed = event("FailedMount", NO_PLUGIN, count=2)
+    seen = made()
+    found = failure_in_events(Pod(seen), [failed])
+    assert found is not None
+    assert found.reason == "FailedMount", "it has no image volume"
+    image: Object = {"name": "models", "image": {"reference": "registry.example/m:1"}}
+    found = failure_in_events(Pod({**seen, "spec": {**seen["spec"], "volumes": [image]}}), [failed])
+    assert found is not None
+    assert found.reason == "ImageVolumesUnsupported"
+    assert found.message.endswith("and with the kubelet's feature gate ImageVolume, which is on from Kubernetes 1.35")

@@ -52,6 +52,23 @@ def with_helper(kind: str, spec: Object, **status: Any) -> Object:
     return {**base, "spec": spec_of_pod, "status": {**base["status"], **statuses}}
 
 
+MODEL = "registry.example/smollm2:1@sha256:00"
+
+
+def with_image_volume(pod: Object) -> Object:
+    volumes = [*pod["spec"]["volumes"], {"name": "models", "image": {"reference": MODEL}}]
+    return {**pod, "spec": {**pod["spec"], "volumes": volumes}}
+
+
+def pulling(reason: str, message: str) -> Object:
+    return with_image_volume(pod(**container(state=waiting(reason, message))))
+
+
+# The words of the kubelet: k8s.io/kubernetes/pkg/kubelet/images/image_manager.go.
+NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "{}": failed to resolve reference'
+# The words of containerd 1.6, shortened. The id is that of the attempt.
+NO_MOUNT = f'failed to generate container "{64 * "a"}" spec: failed to mkdir "": mkdir : no file'
+OF_MODEL, OF_ENGINE = f"the image {MODEL} of the volume models", "the image engine:test of the engine"
 FAILURES: list[tuple[str, Object, str, str]] = [
     (
         "out of memory, with the memory it had",
@@ -106,6 +123,55 @@ FAILURES: list[tuple[str, Object, str, str]] = [
         pod(**container(state=waiting("RunContainerError", "exec: no such file"))),
         "ContainerNotCreated",
         "the engine cannot be created: exec: no such file",
+    ),
+    (
+        "the model's image, as the kubelet names it",
+        pulling("ImagePullBackOff", f'Back-off pulling image "{MODEL}": ErrImagePull: not found'),
+        "ImagePullBackOff",
+        f"pod chat-new-x: {OF_MODEL} cannot be pulled: Back-off",
+    ),
+    (
+        "the model's image, as the runtime names it",
+        pulling("ErrImagePull", NOT_FOUND.format("registry.example/smollm2@sha256:00")),
+        "ImagePullBackOff",
+        f"pod chat-new-x: {OF_MODEL} cannot be pulled: rpc error",
+    ),
+    (
+        "the engine's image beside a model's",
+        pulling("ErrImagePull", NOT_FOUND.format("docker.io/library/engine:test")),
+        "ImagePullBackOff",
+        f"pod chat-new-x: {OF_ENGINE} cannot be pulled: rpc error",
+    ),
+    (
+        "one of both images",
+        pulling("ErrImagePull", "registry is down"),
+        "ImagePullBackOff",
+        f"pod chat-new-x: {OF_ENGINE} or {OF_MODEL} cannot be pulled: registry is down",
+    ),
+    (
+        "a runtime without image volumes",
+        pulling("CreateContainerError", NO_MOUNT),
+        "ImageVolumesUnsupported",
+        'the engine cannot be created: failed to generate container spec: failed to mkdir "": mkdir : no file: a node '
+        "mounts images as volumes with containerd 2.1 or later or CRI-O",
+    ),
+    (
+        "the same words without an image volume",
+        pod(**container(state=waiting("CreateContainerError", 'failed to mkdir "": mkdir : no such file'))),
+        "ContainerNotCreated",
+        "the engine cannot be created: failed to mkdir",
+    ),
+    (
+        "an image that a runtime with image volumes cannot mount",
+        pulling("CreateContainerError", "ImageVolumeMountFailed: unsupported media type"),
+        "ContainerNotCreated",
+        "the engine cannot be created: ImageVolumeMountFailed: unsupported media type",
+    ),
+    (
+        "a model that is not in the mounted image",
+        with_image_volume(pod(**container(state=ended(2, "model /mnt/models/m: no such file or directory: give x")))),
+        "BadConfiguration",
+        "no such file or directory: give x; if the image has it, a node mounts images as volumes with",
     ),
     (
         "an init container that fails",

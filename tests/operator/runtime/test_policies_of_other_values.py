@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.controlplane, pytest.mark.usefixtures("unattended")]
 VALUES = (
     *("--set", "operatorClass=blue", "--set", "podTemplate=any", "--set", "engine.imagePullSecrets={registry}"),
     *("--set", "admissionPolicy.engineImages={registry.example/fastgen/,mirror.example/}"),
+    *("--set", "admissionPolicy.modelImages={registry.example/models/}"),
     *("--set", "admissionPolicy.podLabels={example.com/}", "--set", "admissionPolicy.podAnnotations={example.com/a}"),
 )
 PODS: Object = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
@@ -109,6 +110,12 @@ def test_authors_use_only_the_images_labels_and_annotations_of_the_chart(space: 
     for name in ("registry.example/fastgen/engine:1", "mirror.example/x@sha256:0"):
         assert alice.refusal(**image(name)) == "", name
     assert alice.refusal() == "", "the operator's own"
+    for source in ("oci://registry.example/other:1", "oci://evil.example/registry.example/models/x:1"):
+        words = alice.refusal(model={"source": source})
+        assert "spec.model.source: " in words, source
+        assert "registry.example/models/" in words, source
+    for source in ("oci://registry.example/models/x:1#/x.gguf", "hf://tests/tiny"):
+        assert alice.refusal(model={"source": source}) == "", source
     eventually(lambda: creator.refusal(**image("mine:1")) == "", within=20, what="the right to create pods")
     for allowed in (metadata(labels={"example.com/x": "1"}), metadata(annotations={"example.com/a": "1"})):
         assert alice.refusal(**allowed) == "", allowed

@@ -69,6 +69,9 @@ _REMEDIES: Final = {
 _MORE_DISK: Final = "run the pods on nodes with more free disk space, or set spec.cache to download to a volume"
 _MORE_MEMORY: Final = "raise spec.model.download.resources.limits.memory"
 _REQUEST_MEMORY: Final = "its node had no memory left: set spec.model.download.resources.requests.memory"
+_NOT_PINNED: Final = (
+    "its tag can change, so replicas may serve different weights: add the digest to spec.model.source (@sha256:…)"
+)
 _NAME_A_SECRET: Final = "create a Secret with credentials that have read access, and name it in spec.model.secretName"
 
 
@@ -76,6 +79,10 @@ def model_cached(situation: Situation) -> Condition:
     """Compute the condition ModelCached."""
     observed, spec = situation.observed, situation.spec
     source = urlsplit(spec.model.source)
+    if (image := spec.model.image) is not None:
+        words = f"no download by the operator: each node pulls the image {image} and keeps it"
+        # Pods that start later, or on other nodes, may get other weights.
+        return true("NotNeeded", words if "@" in image else f"{words}; {_NOT_PINNED}")
     if not spec.model.is_downloaded:
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine container"
         return true("NotNeeded", f"no download: the model is a path in {where}")

@@ -21,11 +21,12 @@ from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.condition import Condition, false, not_observed, true
 
 PROGRESSING: Final = "Progressing"
+IMAGE_VOLUMES_DISABLED: Final = "ImageVolumesDisabled"
 
 # Failures of the operator's own writes.
 _REFUSED: Final = (
     *("InvalidSpec", "UnreadableChild", "NameTaken", "PodTemplateRefused", "InvalidSchedule", "ApplyRefused"),
-    *("CanaryWithoutGateway", "Contended", "ReconcileFailed"),
+    *("CanaryWithoutGateway", "Contended", "ReconcileFailed", IMAGE_VOLUMES_DISABLED),
 )
 
 

@@ -26,6 +26,9 @@ ARCHITECTURES = {
     "phi3": gguf.MODEL_ARCH.PHI3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_MOE,  # see `_architecture`
 }
 
 
@@ -35,7 +38,7 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", **numbers:
     `numbers` are further keys of the architecture.
     """
     config: Any = model.config
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = _architecture(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _add_keys(writer, config)
     for name, number in numbers.items():
@@ -57,6 +60,11 @@ def write_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", **numbers:
     return path
 
 
+def _architecture(config: Any) -> gguf.MODEL_ARCH:
+    is_dense = config.model_type == "granitemoehybrid" and not config.num_local_experts
+    return gguf.MODEL_ARCH.GRANITE if is_dense else ARCHITECTURES[config.model_type]
+
+
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
     """Yield names as in the hub's checkpoints and values as the converter stores them."""
     config: Any = model.config
@@ -65,7 +73,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
             continue
         for part, tensor in _unstacked(name, parameter):
             values = tensor.float().numpy()
-            if config.model_type in ("llama", "mistral", "mixtral"):
+            if config.model_type in ("llama", "mistral", "mixtral") or config.model_type.startswith("granite"):
                 if ".q_proj." in part:
                     values = _paired(values, config.num_attention_heads)
                 elif ".k_proj." in part:
@@ -74,11 +82,16 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
                 values = values + np.float32(1)
             if part.endswith("shared_expert_gate.weight"):
                 values = values[0]
-            yield part, values
+            yield (_usual_name(part, config) if config.model_type.startswith("granite") else part), values
 
 
 def _unstacked(name: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split an expert's stacked gate and up projections, which GGUF stores separately."""
+    """Split stacked gate and up projections, which GGUF stores separately."""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        gate, up = values.chunk(2)
+        yield name.replace("input_linear", "gate_proj"), gate
+        yield name.replace("input_linear", "up_proj"), up
+        return
     if name.endswith("experts.gate_up_proj"):
         gate, up = values.chunk(2, dim=-2)
         stem = name.removesuffix("gate_up_proj")
@@ -88,6 +101,15 @@ def _unstacked(name: str, values: torch.Tensor) -> Iterator[tuple[str, torch.Ten
         yield f"{name}.weight", values
     else:
         yield name, values
+
+
+def _usual_name(name: str, config: Any) -> str:
+    """Return the name that other families have for a tensor of Granite's."""
+    shared = "mlp.shared_expert." if getattr(config, "num_local_experts", 0) else "mlp."
+    names = {"block_sparse_moe.router.": "mlp.gate.", "block_sparse_moe.": "mlp."}
+    names |= {"shared_mlp.output_linear.": f"{shared}down_proj.", "shared_mlp.": shared}
+    own = next((own for own in names if own in name), "")
+    return name.replace(own, names[own]) if own else name
 
 
 def _paired(values: np.ndarray, heads: int) -> np.ndarray:
@@ -102,7 +124,9 @@ def _add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    is_hybrid = config.model_type == "granitemoehybrid"
+    kv_heads = config.num_key_value_heads
+    writer.add_head_count_kv([kv_heads] * config.num_hidden_layers if is_hybrid else kv_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_eos_token_id(2)
@@ -114,6 +138,19 @@ def _add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type.startswith("granite"):
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if is_hybrid:  # also without Mamba layers
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_state_size(config.mamba_d_state)
+        writer.add_ssm_group_count(config.mamba_n_groups)
+        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
     _add_experts(writer, config)
     _add_rotary(writer, config, head_dim)
 

@@ -34,6 +34,13 @@ SIZES: dict[str, Any] = {
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _MIXTURE = _MOE | {"decoder_sparse_step": 1}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.5,
+}
+_GRANITE_4 = _GRANITE | {"layer_types": ["full_attention"] * 3, "shared_intermediate_size": 72}
 _LINEAR = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -370,16 +377,13 @@ TINY: dict[str, Tiny] = {
         },
     ),
     "seed-oss": Tiny("SeedOss", {"head_dim": 24, "attention_out_bias": True}),
-    "granite": Tiny(
-        "Granite",
-        {
-            "attention_multiplier": 0.2,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 1.5,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
+    "granite": Tiny("Granite", _GRANITE | {"attention_bias": True, "mlp_bias": True}),
+    "granitemoe": Tiny("GraniteMoe", _GRANITE | {"num_local_experts": 4}),
+    "granitemoehybrid": Tiny(
+        "GraniteMoeHybrid", _GRANITE_4 | {"num_local_experts": 0, "position_embedding_type": "rope"}
+    ),
+    "granitemoehybrid-experts": Tiny(
+        "GraniteMoeHybrid", _GRANITE_4 | {"num_local_experts": 4, "num_experts_per_tok": 3, "attention_bias": True}
     ),
     "ernie4-5": Tiny("Ernie4_5", {"head_dim": 24, "use_bias": True}),
     "glm": Tiny("Glm", {"head_dim": 16}),

@@ -21,9 +21,12 @@ from fastgen.model.source import ModelSource
 
 MODELS_PATH: Final = Path("docs/reference/models.md")
 
-# Sizes that published checkpoints have, where transformers' defaults describe a model that cannot exist: the heads of
-# the default GLM-4.5 rotate 21 dimensions.
-_PUBLISHED_SIZES: Mapping[str, dict[str, int]] = {"glm4_moe": {"head_dim": 128}}
+# Fields of published checkpoints, where transformers' defaults describe a model that cannot exist, or cannot be served:
+# the heads of the default GLM-4.5 rotate 21 dimensions, and all layers of the default Granite 4 are Mamba layers.
+_PUBLISHED: Mapping[str, dict[str, Any]] = {
+    "glm4_moe": {"head_dim": 128},
+    "granitemoehybrid": {"layer_types": ["attention"] * 32, "num_local_experts": 0, "position_embedding_type": "rope"},
+}
 
 Way = Literal["native", "text part", "transformers", "refused"]
 _CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -42,6 +45,7 @@ From Hugging Face folders (safetensors in any floating type, or with
 [quantised weights](../guide.md#quantised-checkpoints)) and, where an architecture is named, from GGUF files
 ({types}). On CPUs the project's kernels compute in float32, bfloat16 or int8
 (`--quantization int8`). On GPUs Triton kernels do; models of sizes that these do not take run on torch operations.
+Models of type `granitemoehybrid` are served if they have no Mamba layers (Granite 4 without "h" in its name).
 """
 _TEXT_PARTS = """\
 ## Text parts
@@ -105,10 +109,10 @@ def _support(model_type: str, model_class: str) -> ModelSupport:
         config = json.loads(AutoConfig.for_model(model_type).to_json_string(use_diff=False))
     except Exception:  # whatever transformers' own checks raise
         return ModelSupport(model_type, model_class, "refused", "the default configuration is not valid")
-    sizes = _PUBLISHED_SIZES.get(model_type, {})
+    published = _PUBLISHED.get(model_type, {})
     with TemporaryDirectory() as folder:
         path = Path(folder)
-        (path / "config.json").write_text(json.dumps(config | sizes | {"architectures": [model_class]}))
+        (path / "config.json").write_text(json.dumps(config | published | {"architectures": [model_class]}))
         try:
             source = ModelSource.open(folder)
             if source.native is None:

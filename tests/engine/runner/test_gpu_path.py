@@ -118,7 +118,8 @@ FAMILIES = [
 MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss", "gpt-oss-beyond"]
 
 
-@pytest.mark.parametrize("family", FAMILIES + MIXTURES)
+# Granite 4: a shared expert without a gate beside experts weighted by softmax, and no positions.
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES, "granitemoehybrid-experts"])
 def test_tokens_and_logprobs_equal_those_of_the_cpu_kernels(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
     asked = requests(12, seed=len(family))

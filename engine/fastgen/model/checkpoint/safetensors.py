@@ -64,6 +64,8 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     },
     "glm4_moe": {".shared_expert.": ".shared_experts."},
     "gpt_oss": {".mlp.gate.": ".mlp.router."},
+    "granitemoe": {".mlp.gate.": ".block_sparse_moe.router.layer."},
+    "granitemoehybrid": {".mlp.gate.": ".block_sparse_moe.router.layer."},
     "llama4_text": {".mlp.gate.": ".feed_forward.router.", ".mlp.": ".feed_forward."},
     "gemma4_text": {".mlp.experts.": ".experts.", ".mlp.gate.weight": ".router.proj.weight", ".mlp.gate.": ".router."},
 }
@@ -76,6 +78,8 @@ _GATED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 _EXPERT = re.compile(r"(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.weight")
 _MIXTRAL_PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _GPT_OSS_EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+_GRANITE = frozenset({"granitemoe", "granitemoehybrid"})
+_GRANITE_MATRIX = re.compile(r"(.+)\.mlp\.(?:shared_expert\.|experts\.(\d+)\.)?(gate|up|down)_proj\.weight")
 _MIXTRAL_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.")
 
 
@@ -319,6 +323,8 @@ def _locate(name: str, architecture: ModelArchitecture, shapes: Mapping[str, tup
         return TensorLocation(_mixtral_name(name))
     if architecture.name == "gpt_oss" and (expert := _GPT_OSS_EXPERT.fullmatch(name)):
         return _gpt_oss_expert(expert, shapes[name][0], architecture.most_experts)
+    if architecture.name in _GRANITE and (matrix := _GRANITE_MATRIX.fullmatch(name)):
+        return _granite_matrix(matrix, shapes[name][0], architecture.most_experts)
     if architecture.name in _GATED and (location := _interleaved(name, architecture)) is not None:
         return location
     for fused, parts in _FUSED.get(architecture.name, {}).items():
@@ -399,6 +405,15 @@ def _gpt_oss_expert(name: re.Match[str], rows: int, experts: int) -> TensorLocat
     stored = f"{prefix}.{'down' if part == 'down' else 'gate_up'}_proj{'_bias' if kind == 'bias' else ''}"
     first = int(number) * rows * step + (part == "up")
     return TensorLocation(stored, first, step=step, stack=experts, transposed=kind == "weight")
+
+
+def _granite_matrix(name: re.Match[str], rows: int, experts: int) -> TensorLocation:
+    """Return where a matrix of an MLP or expert is stored: gate and up in one tensor, and all experts stacked."""
+    prefix, number, part = name.groups()
+    module = "shared_mlp" if number is None else "block_sparse_moe"
+    stored = f"{prefix}.{module}.{'output' if part == 'down' else 'input'}_linear.weight"
+    first = int(number or 0) * (1 if part == "down" else 2) + (part == "up")
+    return TensorLocation(stored, first * rows, stack=0 if number is None else experts)
 
 
 def _mixtral_name(name: str) -> str:

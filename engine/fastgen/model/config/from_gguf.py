@@ -68,7 +68,7 @@ def _describe(kind: str, file: Contents, fields: Fields) -> ModelArchitecture:
         # A file whose layers all have experts may leave it out.
         mlp_size=fields.integer("feed_forward_length", 1 if features["layers"][0].experts else None),
         num_heads=heads,
-        num_kv_heads=fields.integer("attention.head_count_kv", heads),
+        num_kv_heads=_kv_heads(fields, heads),
         head_dim=head_dim,
         max_position_embeddings=length,
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
@@ -77,3 +77,14 @@ def _describe(kind: str, file: Contents, fields: Fields) -> ModelArchitecture:
         eos_token_ids=frozenset(token for token in ends if token < vocab_size),
         **features,
     )
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """Return the number of key-value heads, which may be listed for each layer."""
+    name = "attention.head_count_kv"
+    if not isinstance(fields.value(name), list):
+        return fields.integer(name, heads)
+    counts = fields.integers(name) or []
+    if len(set(counts)) != 1:
+        raise ModelError(f"{fields.name_of(name)} is {shown(counts)}: all layers must have as many key-value heads")
+    return Fields({fields.name_of(name): counts[0]}).integer(fields.name_of(name))

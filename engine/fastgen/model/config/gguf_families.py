@@ -7,6 +7,7 @@ normalised experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastgen.model import ModelError
@@ -17,7 +18,7 @@ Features = dict[str, Any]  # fields of ModelArchitecture
 
 # By `ModelArchitecture.name`: families of which llama.cpp's converter permutes the rows of queries and keys, see
 # `TensorLocation.paired_heads`.
-PAIRED_FAMILIES = frozenset({"llama", "mixtral"})
+PAIRED_FAMILIES = frozenset({"llama", "mixtral", "granite", "granitemoe"})
 
 
 def _llama(fields: Fields) -> Features:
@@ -56,6 +57,27 @@ def _qwen3_moe(fields: Fields) -> Features:
     width = fields.integer("expert_feed_forward_length")
     experts = _experts(fields, intermediate_size=width, normalised=True)
     return {"name": "qwen3_moe", "layers": _unwindowed(fields, experts), "qk_norm": "heads"}
+
+
+def _granite(fields: Fields) -> Features:
+    """Describe Granite 3, and Granite 4 without Mamba layers."""
+    return {"name": "granite", "layers": _unwindowed(fields), **_granite_factors(fields)}
+
+
+def _granite_moe(fields: Fields) -> Features:
+    shared, width = fields.count("expert_shared_feed_forward_length"), fields.integer("feed_forward_length")
+    experts = replace(_experts(fields, intermediate_size=width, normalised=True, shared=shared), shared_gate=False)
+    return {"name": "granitemoe", "layers": _unwindowed(fields, experts), **_granite_factors(fields)}
+
+
+def _granite_factors(fields: Fields) -> Features:
+    scale = fields.optional_number("attention.scale")
+    return {
+        "embedding_scale": fields.number("embedding_scale", 1.0),
+        "residual_scale": fields.number("residual_scale", 1.0),
+        "logit_scale": 1 / fields.number("logit_scale"),
+        **({} if scale is None else {"attention_scale": scale}),
+    }
 
 
 def _gemma2(fields: Fields) -> Features:
@@ -154,6 +176,8 @@ FAMILIES: Mapping[str, Callable[[Fields], Features]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
     "phi3": _phi3,
+    "granite": _granite,
+    "granitemoe": _granite_moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
 }
@@ -166,6 +190,8 @@ MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
     "qwen2moe": ("qwen2_moe",),
     "qwen3moe": ("qwen3_moe",),
     "phi3": ("phi3",),
+    "granite": ("granite", "granitemoehybrid"),
+    "granitemoe": ("granitemoe", "granitemoehybrid"),
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3_text",),
 }

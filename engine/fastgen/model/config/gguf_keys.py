@@ -25,6 +25,13 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
     ),
+    "of Mamba layers, whose tensors are rejected": (
+        "ssm.conv_kernel",
+        "ssm.group_count",
+        "ssm.inner_size",
+        "ssm.state_size",
+        "ssm.time_step_rank",
+    ),
     "a note on the model's training or conversion": ("rope.scaling.finetuned", "tensor_data_layout"),
     "read by `model.pooling`, not of the decoder": ("pooling_type",),
     "names of a classifier's results, whose tensors are rejected": ("classifier.output_labels",),

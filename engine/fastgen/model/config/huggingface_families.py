@@ -453,9 +453,41 @@ def _seed_oss(fields: Fields) -> Features:
 
 
 def _granite(fields: Fields) -> Features:
+    return {"layers": _same_layers(fields, None), "mlp_bias": fields.flag("mlp_bias"), **_granite_factors(fields)}
+
+
+def _granite_moe(fields: Fields) -> Features:
+    layers = _same_layers(fields, None, [_granite_experts(fields)] * _count(fields))
+    return {"layers": layers, **_granite_factors(fields)}
+
+
+def _granite_hybrid(fields: Fields) -> Features:
+    """Granite 4 without Mamba layers. Without experts, what is beside them in other models is a plain MLP."""
+    if not fields.has("layer_types"):
+        raise ModelError("layer_types is missing, so all layers are Mamba layers: these are not supported")
+    types = _layer_types(fields, [_FULL] * _count(fields), (_FULL, "attention"))
+    position = fields.text("position_embedding_type", "nope")
+    if position not in ("rope", "nope"):
+        raise ModelError(f"position_embedding_type is {shown(position)}: only rope and nope are supported")
+    shared = fields.integer("shared_intermediate_size")
+    experts = _granite_experts(fields, shared) if fields.count("num_local_experts") else None
+    return {"layers": (LayerKind(experts=experts),) * len(types), "mlp_size": shared, **_granite_factors(fields)}
+
+
+def _granite_experts(fields: Fields, shared: int = 0) -> Experts:
+    return Experts(
+        count=fields.integer("num_local_experts"),
+        top_k=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("intermediate_size"),
+        normalised=True,
+        shared_intermediate_size=shared,
+        shared_gate=False,
+    )
+
+
+def _granite_factors(fields: Fields) -> Features:
+    """Return the features that all Granite models share."""
     return {
-        "layers": _same_layers(fields, None),
-        "mlp_bias": fields.flag("mlp_bias"),
         "attention_scale": fields.number("attention_multiplier"),
         "embedding_scale": fields.number("embedding_multiplier"),
         "residual_scale": fields.number("residual_multiplier"),
@@ -702,6 +734,10 @@ _SEED_OSS: dict[str, Any] = _COMMON | {
 _GRANITE: dict[str, Any] = _LLAMA | dict.fromkeys(
     ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
 )
+_GRANITE_MOE: dict[str, Any] = {name: value for name, value in _GRANITE.items() if name != "mlp_bias"} | {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 _ERNIE: dict[str, Any] = _COMMON | {
     "max_position_embeddings": 131_072,
     "num_key_value_heads": 2,
@@ -813,6 +849,10 @@ FAMILIES: Mapping[str, Family] = {
     "olmo3": Family("Olmo3ForCausalLM", _olmo3, _OLMO | {"rope_theta": 500_000.0, "sliding_window": 4096}),
     "seed_oss": Family("SeedOssForCausalLM", _seed_oss, _SEED_OSS),
     "granite": Family("GraniteForCausalLM", _granite, _GRANITE),
+    "granitemoe": Family("GraniteMoeForCausalLM", _granite_moe, _GRANITE_MOE),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM", _granite_hybrid, _GRANITE_MOE | {"shared_intermediate_size": 1024}
+    ),
     "ernie4_5": Family("Ernie4_5ForCausalLM", _ernie, _ERNIE),
     "glm": Family("GlmForCausalLM", _glm, _GLM, partial_rotary=True),
     "glm4": Family("Glm4ForCausalLM", _glm4, _GLM, partial_rotary=True),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from fastgen.model import ModelError
 from fastgen.model.config.fields import Fields, shown
-from fastgen.model.config.rope import LinearScaling, LongScaling, RopeConfig, Scaling, YarnScaling
+from fastgen.model.config.rope import LinearScaling, LongScaling, NoRotation, RopeConfig, Scaling, YarnScaling
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -53,6 +54,8 @@ def rope_configs(file: Contents, fields: Fields, head_dim: int) -> tuple[RopeCon
         _check_factors(file, ROPE_FACTORS, dimensions)
         if not isinstance(everywhere.scaling, LinearScaling | None) or kind != "llama":
             raise ModelError(f"tensor {ROPE_FACTORS} with other rope scaling, or not of a llama model: not supported")
+    if kind in ("granite", "granitemoe") and not fields.flag("rope.scaling.finetuned", True):
+        return (replace(everywhere, scaling=NoRotation()),)  # llama.cpp's switch for Granite's positions
     if kind != "gemma3":
         return (everywhere,)
     return everywhere, RopeConfig(_base(fields, "rope.freq_base_swa", _GEMMA3_LOCAL_THETA), dimensions)

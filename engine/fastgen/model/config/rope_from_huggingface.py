@@ -54,6 +54,8 @@ def rope_configs(fields: Fields, head_dim: int, *, partial: bool) -> tuple[RopeC
                 where = "rope_scaling" if scaling else "rope_parameters"
                 raise ModelError(f"{where} has {shown(name)}: all layers must have the same rotary positions")
         rope = _rope(fields, Fields(scaling or parameters), head_dim, fields.number("rope_theta"), partial)
+        if kind == "granitemoehybrid" and fields.text("position_embedding_type", "nope") == "nope":
+            return (replace(rope, scaling=NoRotation()),)
         return (rope, replace(rope, scaling=NoRotation())) if kind in _UNROTATED else (rope,)
     if parameters and not parameters.keys() <= {_FULL, _SLIDING}:
         raise ModelError(f"rope_parameters is {shown(parameters)}: expected one object for {_FULL}, one for {_SLIDING}")

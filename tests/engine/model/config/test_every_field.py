@@ -28,6 +28,7 @@ _RETURNED = "what a call in Python returns, not its values"
 _LABELS = "of classifiers"
 _LAYOUT = "how transformers computes, not what"
 _TOKEN = "of the tokenizer or of training; the engine neither pads nor adds tokens by it"
+_MAMBA = "of Mamba layers, which are rejected"
 _WEIGHTS = "the tensors of the file decide, and one that nothing reads is rejected"
 # Why fields of native families change no number, besides those that the tests below show to be honoured.
 WITHOUT_EFFECT = {
@@ -59,6 +60,16 @@ WITHOUT_EFFECT = {
     "pad_token_id": _TOKEN,
     "name_or_path": "a note",
     "num_mtp_layers": "layers that draft tokens are not used",
+    "mamba_n_heads": _MAMBA,
+    "mamba_n_groups": _MAMBA,
+    "mamba_d_state": _MAMBA,
+    "mamba_d_head": _MAMBA,
+    "mamba_d_conv": _MAMBA,
+    "mamba_expand": _MAMBA,
+    "mamba_chunk_size": _MAMBA,
+    "mamba_conv_bias": _MAMBA,
+    "mamba_proj_bias": _MAMBA,
+    "time_step_limit": _MAMBA,
 }
 # Fields that transformers reads although its classes do not declare them.
 UNDECLARED: dict[str, Any] = {
@@ -121,6 +132,8 @@ VALUES: dict[str, Any] = {
     "num_experts": 3,
     "num_local_experts": 3,
     "no_rope_layers": [0, 0, 1],
+    "position_embedding_type": "nope",
+    "time_step_limit": [0.0, 1.0],
 }
 
 
@@ -134,6 +147,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 8},
     "smollm3": {"use_sliding_window": True, "sliding_window": 8},
     "mixtral": {"sliding_window": 8},
+    "granitemoehybrid": {"num_local_experts": 4},
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "qwen2_moe": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
@@ -155,7 +169,8 @@ def config_of(family: str) -> dict[str, Any]:
 def old_config_of(family: str) -> dict[str, Any]:
     """Return it without the lists and objects in which transformers 5 saves what has other names, too."""
     newer = ("layer_types", "rope_parameters", "no_rope_layers", "per_layer_config", "moe_layers")
-    return {name: value for name, value in config_of(family).items() if name not in newer}
+    older = {"layer_types": ["attention"] * 3} if family == "granitemoehybrid" else {}
+    return {name: value for name, value in config_of(family).items() if name not in newer} | older
 
 
 def other_value(name: str, value: Any) -> Any:
@@ -381,7 +396,6 @@ NOT_REJECTED = {
         "lsh_attn_chunk_length",
         "lsh_num_chunks_after",
         "lsh_num_chunks_before",
-        "mamba_chunk_size",
         "mamba_rms_norm",
         "moe_topk",
         "pre_norm",
@@ -391,7 +405,6 @@ NOT_REJECTED = {
         "ssm_in_multiplier",
         "ssm_multipliers",
         "ssm_out_multiplier",
-        "time_step_limit",
         "use_mem_rope",
     ),
 }

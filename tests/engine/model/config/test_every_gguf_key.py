@@ -18,7 +18,7 @@ from fastgen.model.config.architecture import ModelArchitecture
 from fastgen.model.config.from_gguf import architecture_from_gguf
 from fastgen.model.config.gguf_families import FAMILIES
 from fastgen.model.config.gguf_keys import WITHOUT_EFFECT
-from fastgen.model.config.rope import LinearScaling, RopeConfig, YarnScaling
+from fastgen.model.config.rope import LinearScaling, NoRotation, RopeConfig, YarnScaling
 
 SIZES: dict[str, Any] = {
     "block_count": 4,
@@ -42,6 +42,8 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3": {"attention.sliding_window": 16, "rope.freq_base_swa": 5000.0},
     "qwen2moe": EXPERTS | {"expert_shared_feed_forward_length": 64},
     "qwen3moe": EXPERTS,
+    "granite": {"logit_scale": 8.0},
+    "granitemoe": EXPERTS | {"logit_scale": 8.0, "expert_shared_feed_forward_length": 64},
 }
 
 
@@ -119,7 +121,7 @@ def test_a_key_is_honoured_or_rejected_by_name_or_known_to_change_nothing(kind: 
     before = architecture_from_gguf(Described(metadata))
     given = metadata.get(full)
     value = VALUES[name] if name in VALUES else 7.5 if given is None else given * 2
-    if kind == "qwen3moe" and name == "expert_weights_norm":
+    if kind in ("qwen3moe", "granitemoe") and name == "expert_weights_norm":
         value = False  # its default is true
     assert value != given
     message = ""
@@ -184,6 +186,21 @@ def test_switched_off_keys_change_nothing() -> None:
 )
 def test_rope_scaling_is_read_as_llama_cpp_reads_it(changes: dict[str, Any], scaling: Any) -> None:
     assert described("qwen2", **changes).rope_configs == (RopeConfig(10_000.0, 32, scaling),)
+
+
+def test_granite_has_no_positions_if_the_key_says_so() -> None:
+    for value, scaling in ((True, None), (False, NoRotation())):
+        given = described("granite", rope__scaling__finetuned=value)
+        assert given.rope_configs == (RopeConfig(10_000.0, 32, scaling),)
+    assert described("granite", attention__scale=0.25).attention_scale == 0.25
+    assert described("granite").attention_scale == 32**-0.5
+
+
+def test_key_value_heads_may_be_listed_for_each_layer_if_they_are_alike() -> None:
+    assert described("granite", attention__head_count_kv=[1] * 4) == described("granite", attention__head_count_kv=1)
+    for counts in ([2, 2, 1, 2], [0] * 4, []):
+        with pytest.raises(ModelError, match=r"granite\.attention\.head_count_kv"):
+            described("granite", attention__head_count_kv=counts)
 
 
 def test_a_list_tells_which_layers_have_a_window() -> None:

@@ -60,6 +60,9 @@ def architecture(name: str, **changes: Any) -> ModelArchitecture:
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, but num_hidden_layers is 3"),
         ("ministral3", {"rope_parameters": {}}, "rope_parameters is empty"),
         ("granite", {"logits_scaling": 0}, "logits_scaling is 0"),
+        ("granitemoehybrid", {"layer_types": ["attention", "mamba", "attention"]}, "layer_types has 'mamba'"),
+        ("granitemoehybrid", {"layer_types": None}, "layer_types is missing, so all layers are Mamba layers"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is"),
         ("phi3-longrope", {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}}, "8 numbers"),
         ("llama-llama3", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
@@ -151,6 +154,9 @@ def test_parameter_counts_equal_transformers() -> None:
         "olmo3",
         "glm4",
         "seed-oss",
+        "granitemoe",
+        "granitemoehybrid",
+        "granitemoehybrid-experts",
     )
     for name in names:
         ours = architecture(name, tie_word_embeddings=name in ("llama-biases", "gemma3"))

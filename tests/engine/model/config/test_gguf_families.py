@@ -31,6 +31,14 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 1.5,
+    "attention_bias": True,
+}
+GRANITE_4 = GRANITE | {"layer_types": ["attention"] * 3}
 
 
 def scaled(**parameters: Any) -> dict[str, Any]:
@@ -65,6 +73,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 with a window": ("Phi3", {"sliding_window": 20}),
     "phi3 long, in part": ("Phi3", LONG | {"original_max_position_embeddings": 128}),
     "phi3 partial rotary": ("Phi3", scaled(rope_type="default", partial_rotary_factor=0.75)),
+    "granite": ("Granite", GRANITE),
+    "granite with experts": ("GraniteMoe", GRANITE | {"num_local_experts": 4}),
+    "granite 4": (
+        "GraniteMoeHybrid",
+        GRANITE_4 | {"num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
+    "granite 4 with experts, without positions": (
+        "GraniteMoeHybrid",
+        GRANITE_4 | {"num_local_experts": 4, "shared_intermediate_size": 64},
+    ),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma3": (
         "Gemma3",

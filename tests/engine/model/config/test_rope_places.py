@@ -72,6 +72,10 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {}),
     ("seed_oss", {"rope_scaling": LINEAR}),
     ("granite", {"rope_theta": 5e5}),
+    (
+        "granitemoehybrid",
+        {"rope_scaling": LINEAR, "layer_types": ["attention"] * 3, "position_embedding_type": "rope"},
+    ),
     ("ernie4_5", {}),
     ("glm4", {}),
     ("glm4", {"partial_rotary_factor": 0.25}),

@@ -376,6 +376,7 @@ TINY: dict[str, Tiny] = {
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
         },
     ),
+    "olmoe": Tiny("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "attention_bias": True}),
     "seed-oss": Tiny("SeedOss", {"head_dim": 24, "attention_out_bias": True}),
     "granite": Tiny("Granite", _GRANITE | {"attention_bias": True, "mlp_bias": True}),
     "granitemoe": Tiny("GraniteMoe", _GRANITE | {"num_local_experts": 4}),

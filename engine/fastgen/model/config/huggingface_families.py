@@ -443,6 +443,17 @@ def _olmo(fields: Fields) -> Features:
     return {"input_norms": False, "output_norms": True, "qk_norm": "whole", **_attention_bias(fields)}
 
 
+def _olmoe(fields: Fields) -> Features:
+    experts = Experts(
+        count=fields.integer(_alias(fields, "num_experts", "num_local_experts")),
+        top_k=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("intermediate_size"),
+        normalised=fields.flag("norm_topk_prob"),
+    )
+    layers = _same_layers(fields, None, [experts] * _count(fields))
+    return {"layers": layers, "qk_norm": "whole", **_attention_bias(fields)}
+
+
 def _seed_oss(fields: Fields) -> Features:
     return {
         "layers": _same_layers(fields, None),
@@ -723,6 +734,12 @@ _OLMO: dict[str, Any] = _COMMON | {
     "rms_norm_eps": 1e-5,
     "attention_bias": False,
 }
+_OLMOE: dict[str, Any] = _OLMO | {
+    "max_position_embeddings": 4096,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
 _SEED_OSS: dict[str, Any] = _COMMON | {
     "max_position_embeddings": 524_288,
     "num_key_value_heads": 8,
@@ -847,6 +864,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family("SmolLM3ForCausalLM", _smollm3, _SMOLLM3),
     "olmo2": Family("Olmo2ForCausalLM", _olmo2, _OLMO),
     "olmo3": Family("Olmo3ForCausalLM", _olmo3, _OLMO | {"rope_theta": 500_000.0, "sliding_window": 4096}),
+    "olmoe": Family("OlmoeForCausalLM", _olmoe, _OLMOE),
     "seed_oss": Family("SeedOssForCausalLM", _seed_oss, _SEED_OSS),
     "granite": Family("GraniteForCausalLM", _granite, _GRANITE),
     "granitemoe": Family("GraniteMoeForCausalLM", _granite_moe, _GRANITE_MOE),

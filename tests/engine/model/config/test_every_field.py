@@ -105,6 +105,7 @@ UNDECLARED_OF: dict[str, dict[str, Any]] = {
     # As in Gemma 4, no effect: rope_parameters, also the default ones, have a base.
     "ministral3": {"rope_theta": None},
     "qwen3_moe": {"num_local_experts": 3},
+    "olmoe": {"num_local_experts": 3},
 }
 VALUES: dict[str, Any] = {
     "model_type": "gpt2",

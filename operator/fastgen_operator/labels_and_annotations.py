@@ -19,6 +19,10 @@ FETCH_SUFFIX: Final = "_fetch"
 # Service and NetworkPolicy.
 CANARY_LABEL_SUFFIX: Final = "_canary"
 CANARY_SUFFIX: Final = "-canary"
+# Suffix of the label's value on placeholder pods, which no selector of serving pods matches, and of the name of their
+# Deployment.
+HEADROOM_LABEL_SUFFIX: Final = "_headroom"
+HEADROOM_SUFFIX: Final = "-headroom"
 # Suffix of the name of the Service that an InferencePool names as its picker. The gateway finds the pool by it.
 PICKER_SUFFIX: Final = "-picker"
 # On a Deployment whose pod template is held while a canary runs: the revision of the held template.

@@ -130,6 +130,7 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "for other tenants": {
         "podTemplate": "any",
+        "headroom": {"priorityClassName": "placeholders"},
         "operator": {"networkPolicy": {"enabled": False}},
         "admissionPolicy": {
             "reservedNamespaces": ["kube-system", "argocd"],
@@ -145,6 +146,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "serviceAccount": {"create": False, "name": "theirs"},
         "admissionPolicy": {"enabled": False},
         "dashboards": {"enabled": False},
+        "headroom": {"enabled": False},
         "engine": {name: {"enabled": False} for name in ("networkPolicy", "podMonitor", "inferencePool")},
     },
 }

@@ -77,6 +77,7 @@ def test_the_default_is_one_operator_for_all_namespaces(helm: Helm) -> None:
         "CustomResourceDefinition",
         "Deployment",
         "NetworkPolicy",
+        "PriorityClass",
         "Role",
         "RoleBinding",
         "ServiceAccount",

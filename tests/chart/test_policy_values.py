@@ -44,6 +44,25 @@ def test_the_charts_default_peers_equal_the_operators(helm: Helm) -> None:
     assert neighbours.model_sources == MODEL_SOURCES
 
 
+def test_placeholder_pods_have_a_class_of_the_chart_unless_disabled(helm: Helm) -> None:
+    made = helm.one("PriorityClass")
+    name = made["metadata"]["name"]
+    assert (made["value"], made["preemptionPolicy"], made.get("globalDefault")) == (-10, "Never", None)
+    assert settings(helm).platform.headroom_class == name
+    given = ("--set", "headroom.priorityClassName=mine")
+    assert settings(helm, *given).platform.headroom_class == "mine"
+    off = ("--set", "headroom.enabled=false", *given)
+    assert settings(helm, *off).platform.headroom_class == ""
+    for args in (given, off):
+        assert not [obj for obj in helm.render(*args) if obj["kind"] == "PriorityClass"]
+
+    def allows(name: str, *args: str) -> bool:
+        policies = [obj for obj in helm.render(*args) if obj["kind"] == "ValidatingAdmissionPolicy"]
+        return any(f"== '{name}'" in each["expression"] for obj in policies for each in obj["spec"]["validations"])
+
+    assert (allows(name), allows("mine"), allows("mine", *given), allows("mine", *off)) == (True, False, True, False)
+
+
 def test_the_ports_of_the_dns_servers_reach_both_policies(helm: Helm) -> None:
     chosen = ("--set-json", "engine.networkPolicy.dnsPorts=[5353]", "--set", "operator.networkPolicy.enabled=true")
     expected = [{"port": 5353, "protocol": "UDP"}, {"port": 5353, "protocol": "TCP"}]

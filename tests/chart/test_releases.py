@@ -24,7 +24,7 @@ from harness.user import refusal, server_of
 from support.manifests import load_all
 from support.namespace import MERGE, Object
 
-KINDS = "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding"
+KINDS = "priorityclass,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding"
 # Another release in the same cluster: the CRD is that of the first one.
 SECOND = ("--set", "crd.install=false", "--set", "operatorClass=blue")
 # Names of the objects without a namespace before they had the namespace of their release in them.
@@ -75,6 +75,7 @@ def names(namespace: str) -> set[str]:
     return {
         *(f"ClusterRole/{base}{end}" for end in ("", "-view", "-edit")),
         f"ClusterRoleBinding/{base}",
+        f"PriorityClass/{base}-headroom",
         *(f"ValidatingAdmissionPolicy/{name}" for name in policies),
         *(f"ValidatingAdmissionPolicyBinding/{name}" for name in policies),
     }

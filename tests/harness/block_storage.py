@@ -190,7 +190,8 @@ class Nodes:
     def _has_volumes(self, pod: Object, node: str, attached: set[tuple[str, str]]) -> bool:
         if not self.attaches:
             return True
-        claims = [each["persistentVolumeClaim"] for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each]
+        volumes = pod["spec"].get("volumes", ())
+        claims = [each["persistentVolumeClaim"] for each in volumes if "persistentVolumeClaim" in each]
         return all((f"{self.space.name}-{claim['claimName']}", node) in attached for claim in claims)
 
     def _attach(self) -> set[tuple[str, str]]:

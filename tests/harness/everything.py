@@ -121,12 +121,15 @@ EVERYTHING: dict[str, Any] = {
     },
 }
 
-# The same spec, but with autoscaling instead of fixed replicas.
+# The same spec, but with autoscaling instead of fixed replicas, and without claims, which exclude placeholder pods.
+_POD = {name: value for name, value in EVERYTHING["podTemplate"]["spec"].items() if name != "resourceClaims"}
 AUTOSCALED: dict[str, Any] = {
     **{name: value for name, value in EVERYTHING.items() if name != "replicas"},
+    "podTemplate": {**EVERYTHING["podTemplate"], "spec": _POD},
     "autoscaling": {
         "minReplicas": 2,
         "maxReplicas": 5,
+        "nodeHeadroom": 1,
         "idleSeconds": 60,
         "targets": {
             "timeToFirstTokenMilliseconds": 500,

@@ -14,6 +14,13 @@ dot, so no two pairs of namespace and release have the same.
 {{- .Release.Namespace }}.{{ include "fastgen.name" . }}
 {{- end -}}
 
+{{- /* The PriorityClass of placeholder pods; empty for none. */ -}}
+{{- define "fastgen.headroomClass" -}}
+{{- if .Values.headroom.enabled -}}
+{{- .Values.headroom.priorityClassName | default (printf "%s-headroom" (include "fastgen.clusterName" .)) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "fastgen.dashboards" -}}
 {{- $own := has .Values.dashboards.namespace (list "" .Release.Namespace) -}}
 {{- ternary (include "fastgen.name" .) (include "fastgen.clusterName" .) $own }}-dashboards

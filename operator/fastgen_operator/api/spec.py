@@ -119,6 +119,21 @@ class Spec(ApiModel):
             "spec.rollout.canary must be unset if spec.cache.accessMode is ReadWriteOnce, because the pods of both "
             "revisions would have to run on one node: use ReadWriteMany, or remove spec.rollout.canary",
         ),
+        (
+            "!has(self.autoscaling) || self.autoscaling.nodeHeadroom == 0 || !has(self.cache) || "
+            "self.cache.accessMode != 'ReadWriteOnce'",
+            "spec.autoscaling.nodeHeadroom must be 0 if spec.cache.accessMode is ReadWriteOnce, because all replicas "
+            "run on one node, so that another node is of no use: use ReadWriteMany, or remove "
+            "spec.autoscaling.nodeHeadroom",
+        ),
+        (
+            "!has(self.autoscaling) || self.autoscaling.nodeHeadroom == 0 || !has(self.podTemplate) || "
+            "!has(self.podTemplate.spec) || !has(self.podTemplate.spec.resourceClaims) || "
+            "self.podTemplate.spec.resourceClaims.size() == 0",
+            "spec.autoscaling.nodeHeadroom must be 0 with spec.podTemplate.spec.resourceClaims, because the scheduler "
+            "does not preempt pods to free claimed devices: use spec.resources.gpu, or remove "
+            "spec.autoscaling.nodeHeadroom",
+        ),
         downloaded_only("spec.cache", "model.source"),
         (
             "!has(self.cache) || self.cache.accessMode != 'ReadWriteOnce' || !has(self.disruption.minAvailable) || "
@@ -182,6 +197,11 @@ class Spec(ApiModel):
         """Processes among which the engine divides the model."""
         on_gpus = self.resources.gpu.count if self.engine.device == "cuda" else 1
         return self.engine.tensor_parallel or max(1, on_gpus)
+
+    def num_placeholders(self, replicas: int) -> int:
+        """Return how many placeholder pods there are beside so many replicas: no more than can become replicas."""
+        scaling = self.autoscaling
+        return 0 if scaling is None else min(scaling.node_headroom, max(0, scaling.max_replicas - replicas))
 
     def has_minimum(self, replicas: int) -> bool:
         """Return whether the autoscaler sets the number of replicas, and `replicas` is at least minReplicas and 1."""

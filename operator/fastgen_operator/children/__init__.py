@@ -12,6 +12,7 @@ from fastgen_operator.children.desired import Desired
 from fastgen_operator.children.inference_pool import build_inference_pool
 from fastgen_operator.children.model_cache import build_claim
 from fastgen_operator.children.network_policy import build_network_policies
+from fastgen_operator.children.node_headroom import build_headroom
 from fastgen_operator.children.service import build_pod_monitor, build_service, build_service_account
 from fastgen_operator.kinds import (
     CLAIM,
@@ -54,6 +55,7 @@ def build_children(
         (POD_DISRUPTION_BUDGET, build_disruption_budget(desired)),
         (DEPLOYMENT, None if template is None else build_deployment(desired, template, held_revision)),
         *([] if canary is None else build_canary(desired, canary)),
+        (DEPLOYMENT, None if template is None else build_headroom(desired, template)),
         (POD_MONITOR, build_pod_monitor(desired, desired.selector)),
         *(build_inference_pool(desired) if desired.platform.makes_pools and desired.spec.gateway.expose else []),
         # After the Deployment: a volume that cannot grow must not block scaling.

@@ -12,6 +12,7 @@ from fastgen_operator.kinds import FASTGEN, Kind, Object
 from fastgen_operator.labels_and_annotations import (
     CANARY_LABEL_SUFFIX,
     FETCH_SUFFIX,
+    HEADROOM_LABEL_SUFFIX,
     OPERATOR_NAME,
     OWNER_LABEL,
     QUEUE_LABEL,
@@ -59,6 +60,11 @@ class Desired:
     def canary_selector(self) -> dict[str, str]:
         """Labels that select the pods of the canary. They do not match `selector`."""
         return {OWNER_LABEL: f"{self.name}{CANARY_LABEL_SUFFIX}"}
+
+    @property
+    def headroom_selector(self) -> dict[str, str]:
+        """Labels that select the placeholder pods. They do not match `selector`."""
+        return {OWNER_LABEL: f"{self.name}{HEADROOM_LABEL_SUFFIX}"}
 
     @property
     def fetch_selector(self) -> dict[str, str]:

@@ -172,6 +172,7 @@ class Platform:
             serves InferencePools.
         pickers: IP addresses of the gateway's pods that are ready, all of one family; sorted. None while they are
             unknown: what leads to them stays as it is.
+        headroom_class: PriorityClass of placeholder pods; empty for none, and no such pods.
     """
 
     engine_image: str
@@ -182,6 +183,7 @@ class Platform:
     pods: PodSettings = PLAIN_PODS
     has_gateway: bool = False
     pickers: tuple[str, ...] | None = None
+    headroom_class: str = ""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -18,7 +18,12 @@ from collections.abc import Callable, Iterable
 
 from fastgen_operator.kinds import FASTGEN, POD, Key, Kind, Object
 from fastgen_operator.kube.compact import EXPOSED_MODEL, compact, pack, stub
-from fastgen_operator.labels_and_annotations import CANARY_LABEL_SUFFIX, FETCH_SUFFIX, OWNER_LABEL
+from fastgen_operator.labels_and_annotations import (
+    CANARY_LABEL_SUFFIX,
+    FETCH_SUFFIX,
+    HEADROOM_LABEL_SUFFIX,
+    OWNER_LABEL,
+)
 from fastgen_operator.objects.pod import Pod
 from fastgen_operator.objects.stored import version_of
 
@@ -242,7 +247,9 @@ def owner_of(kind: Kind, obj: Object) -> Key | None:
     label = (obj["metadata"].get("labels") or {}).get(OWNER_LABEL)
     if label is None:
         return None
-    return namespace, str(label).removesuffix(FETCH_SUFFIX).removesuffix(CANARY_LABEL_SUFFIX)
+    for suffix in (FETCH_SUFFIX, CANARY_LABEL_SUFFIX, HEADROOM_LABEL_SUFFIX):
+        label = str(label).removesuffix(suffix)
+    return namespace, label
 
 
 def _key(obj: Object) -> Key:

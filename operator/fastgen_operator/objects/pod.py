@@ -10,6 +10,7 @@ from typing import Any, Final
 from fastgen_operator.labels_and_annotations import (
     CANARY_LABEL_SUFFIX,
     FETCH_SUFFIX,
+    HEADROOM_LABEL_SUFFIX,
     MODEL_ANNOTATION,
     OWNER_LABEL,
     QUEUE_LABEL,
@@ -45,6 +46,11 @@ class Pod(Stored):
     def is_canary(self) -> bool:
         """Whether it serves a new revision that is tried on a share of the requests."""
         return self.labels.get(OWNER_LABEL, "").endswith(CANARY_LABEL_SUFFIX)
+
+    @cached_property
+    def is_placeholder(self) -> bool:
+        """Whether it only holds room for a replica, and serves nothing."""
+        return self.labels.get(OWNER_LABEL, "").endswith(HEADROOM_LABEL_SUFFIX)
 
     @cached_property
     def model(self) -> str | None:

@@ -52,7 +52,7 @@ def _is_adoptable(kind: Kind, child: Object, owner: Object, desired: Desired) ->
     ours = (OWNER_LABEL, MANAGED_BY)
     if is_terminating(child) or any(given.get(label) != desired.labels[label] for label in ours):
         return False
-    selectors = (desired.selector, desired.canary_selector)
+    selectors = (desired.selector, desired.canary_selector, desired.headroom_selector)
     if kind == DEPLOYMENT and child["spec"]["selector"].get("matchLabels") not in selectors:
         return False  # a Deployment's selector is immutable
     return all(_is_former(each, owner) and _is_newer(child, owner) for each in _controllers(child))

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fastgen_operator.kinds import CLAIM, DEPLOYMENT, JOB, Key, Kind, Object
-from fastgen_operator.labels_and_annotations import CANARY_SUFFIX, OWNER_LABEL, REVISION_ANNOTATION, TEMPLATE_LABEL
+from fastgen_operator.labels_and_annotations import (
+    CANARY_SUFFIX,
+    HEADROOM_SUFFIX,
+    OWNER_LABEL,
+    REVISION_ANNOTATION,
+    TEMPLATE_LABEL,
+)
 from fastgen_operator.objects.deployment import Deployment, template_digest
 from fastgen_operator.objects.model_cache import Claim, Job
 from fastgen_operator.objects.pod import Pod, by_name
@@ -75,8 +81,12 @@ class Observed:
     @cached_property
     def canary(self) -> Deployment | None:
         """The Deployment of the canary, or None if it is missing, being deleted, or owned by another object."""
-        found = self.child(DEPLOYMENT, f"{self.key[1]}{CANARY_SUFFIX}")
-        return Deployment(found) if found is not None and self.owns(found) and not is_terminating(found) else None
+        return self._own_deployment(CANARY_SUFFIX)
+
+    @cached_property
+    def headroom(self) -> Deployment | None:
+        """The Deployment of the placeholder pods, or None as for `canary`."""
+        return self._own_deployment(HEADROOM_SUFFIX)
 
     def current_canary_pods(self, revision: str) -> tuple[Pod, ...]:
         """Return the pods of the canary of a revision that have not ended and are not being deleted, by name."""
@@ -98,6 +108,10 @@ class Observed:
         if not deployment.present == deployment.updated == deployment.replicas:
             return False
         return deployment.condition("Progressing").get("reason") == "NewReplicaSetAvailable" or deployment.is_paused
+
+    def _own_deployment(self, suffix: str) -> Deployment | None:
+        found = self.child(DEPLOYMENT, f"{self.key[1]}{suffix}")
+        return Deployment(found) if found is not None and self.owns(found) and not is_terminating(found) else None
 
     def _template_of(self, deployment: Deployment) -> str | None:
         if not deployment.is_observed:

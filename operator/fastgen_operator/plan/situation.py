@@ -58,6 +58,7 @@ class Situation:
         nodes: all nodes of the cluster; None until they are needed, empty if the operator may not read them.
         best_node: the GPUs of the node that has the most free; None until they are needed, and if they are unknown.
         has_gateway: whether the operator can ask a gateway which deployments have requests.
+        has_headroom_class: whether placeholder pods can be created.
         num_pickers: how many pods of the gateway can serve an InferencePool; None if none is created here.
         evidence: what was measured of a canary; None while nothing was.
         canary: what the plan has made of `canary_before`; None before the plan.
@@ -77,6 +78,7 @@ class Situation:
     nodes: tuple[Object, ...] | None = None
     best_node: NodeGPUs | None = None
     has_gateway: bool = False
+    has_headroom_class: bool = False
     num_pickers: int | None = None
     evidence: Evidence | None = None
     canary: Canary | None = None

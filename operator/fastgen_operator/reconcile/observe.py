@@ -25,7 +25,7 @@ def observe(cache: InformerCache, key: Key, kinds: Iterable[Kind], operator_clas
         resource=resource,
         children={(kind, child["metadata"]["name"]): child for kind in kinds for child in cache.owned(kind, key)},
         replica_sets=tuple(cache.owned(REPLICA_SET, key)),
-        pods=tuple(pod for pod in pods if not pod.is_download and not pod.is_canary),
+        pods=tuple(pod for pod in pods if not (pod.is_download or pod.is_canary or pod.is_placeholder)),
         fetch_pods=tuple(pod for pod in pods if pod.is_download),
         canary_pods=tuple(pod for pod in pods if pod.is_canary),
         name_holder=cache.holder(resource),

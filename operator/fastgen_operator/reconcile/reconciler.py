@@ -270,6 +270,7 @@ class Reconciler:
             loading_stage=stage,
             served_model=self.watchlist.served_model(observed.key, uid),
             has_gateway=platform.has_gateway,
+            has_headroom_class=bool(platform.headroom_class),
             num_pickers=len(platform.pickers or ()) if platform.makes(INFERENCE_POOL) else None,
             evidence=self.watchlist.evidence(observed.key, uid),
         )

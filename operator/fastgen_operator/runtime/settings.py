@@ -151,6 +151,12 @@ class Settings:
         None,
         metavar="NAMESPACE",
     )
+    headroom_class: str = _flag(
+        "PriorityClass of the placeholder pods of spec.autoscaling.nodeHeadroom; default: there are none",
+        "",
+        flag="--headroom-priority-class",
+        metavar="NAME",
+    )
     http_proxy: str = _flag("proxy of the engines and downloads for HTTP", "", type=_proxy, metavar="URL")
     https_proxy: str = _flag("proxy of the engines and downloads for HTTPS", "", type=_proxy, metavar="URL")
     no_proxy: str = _flag(
@@ -234,7 +240,9 @@ class Settings:
         """The part of the platform that is known without a request."""
         without, has_gateway = frozenset(self.without), self.gateway_namespace is not None
         return Platform(
-            self.engine_image, frozenset(), without, self.neighbours, self.pod_monitor_labels, self.pods, has_gateway
+            *(self.engine_image, frozenset(), without, self.neighbours, self.pod_monitor_labels, self.pods),
+            has_gateway=has_gateway,
+            headroom_class=self.headroom_class,
         )
 
 

@@ -300,6 +300,21 @@ INVALID: dict[str, tuple[Object, str]] = {
         resource(model={"source": "hf://o/n"}, cache={"size": "1Gi"}, disruption={"minAvailable": 1}),
         "spec.disruption.minAvailable must be unset or 0 if spec.cache.accessMode is ReadWriteOnce",
     ),
+    "placeholder pods for replicas of one node": (
+        resource(model=HUB, cache={"size": "1Gi"}, autoscaling={"maxReplicas": 2, "nodeHeadroom": 1}),
+        "spec.autoscaling.nodeHeadroom must be 0 if spec.cache.accessMode is ReadWriteOnce",
+    ),
+    "placeholder pods with claimed devices": (
+        resource(
+            autoscaling={"maxReplicas": 2, "nodeHeadroom": 1},
+            podTemplate={"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "gpu"}]}},
+        ),
+        "spec.autoscaling.nodeHeadroom must be 0 with spec.podTemplate.spec.resourceClaims",
+    ),
+    "too many placeholder pods": (
+        resource(autoscaling={"maxReplicas": 2, "nodeHeadroom": 101}),
+        "spec.autoscaling.nodeHeadroom",
+    ),
     "a negative minAvailable": (resource(disruption={"minAvailable": -1}), "spec.disruption.minAvailable"),
     "an empty peer": (
         resource(network={"allowFrom": [{}]}),

@@ -33,7 +33,7 @@ from harness.space import Space, resource
 from support.waiting import eventually
 
 GATEWAY = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "fastgen-gateway"}}}
-PLATFORM = Platform("engine:test", neighbours=Neighbours(gateway=(GATEWAY,)))
+PLATFORM = Platform("engine:test", neighbours=Neighbours(gateway=(GATEWAY,)), headroom_class="headroom")
 # With a class, the operator of the other tests ignores it.
 CLASSED = {**EVERYTHING, "operatorClass": "blue"}
 BASES = {"fixed": EVERYTHING, "autoscaled": AUTOSCALED, "classed": CLASSED, "block storage": BLOCK_STORAGE}
@@ -49,9 +49,9 @@ def effect(spec: Spec) -> Any:
         template = build_template(desired)
     except TemplateRefused as refusal:
         return str(refusal)
-    children, download = dict(build_children(desired, template)), None
-    if CLAIM in children:
-        claim = {**children[CLAIM], "metadata": {**children[CLAIM]["metadata"], "uid": "uid-of-claim"}}
+    children, download = build_children(desired, template), None
+    for claim in (child for kind, child in children if kind == CLAIM):
+        claim["metadata"]["uid"] = "uid-of-claim"
         found = Situation(Observed(owner, {(CLAIM, "chat"): claim}), spec, NOW, nodes=())
         download = plan_download(desired, template, found).job
     scaling = spec.autoscaling

@@ -29,6 +29,9 @@ HOSTILE = f"{OPERATOR}::test_a_hostile_deployment_is_refused"
 OTHERS = f"{OPERATOR}::test_objects_of_others_are_neither_changed_adopted_nor_deleted"
 KINDS = f"{OPERATOR}::test_children_cannot_reach_pods_traffic_or_data_of_others"
 MONITORS = "chart/test_releases.py::test_monitors_and_pools_have_only_the_pods_of_their_resource_and_no_credentials"
+PLACEHOLDERS = (
+    "operator/children/test_node_headroom.py::test_the_operators_credentials_give_the_class_to_placeholders_only"
+)
 PICKERS = "operator/children/test_inference_pool.py::test_the_operators_credentials_allow_only_endpoints_of_pickers"
 READS = f"{OPERATOR}::test_what_the_operators_role_reads_has_no_secret"
 CHOOSES = f"{OPERATOR}::test_the_operators_credentials_choose_what_runs_beside_the_secrets_of_a_spec"
@@ -105,6 +108,7 @@ CLAIMS: dict[str, dict[str, tuple[str, ...]]] = {
         "It adds no other owner": (HOSTILE, f"{OPERATOR}::test_children_are_deleted_with_their_dependents"),
         "Their Services, policies, budgets": (KINDS, MONITORS),
         "Services have no external": (KINDS,),
+        "Deployments named `NAME-headroom`": (PLACEHOLDERS,),
         "Where the chart's gateway is installed": (PICKERS,),
         "Pod templates meet the restricted standard": (RESTRICTED, HOSTILE),
         "It annotates and deletes only pods": (

@@ -21,6 +21,7 @@ from fastgen_operator.plan.subject import subject_of
 from fastgen_operator.status.conditions.available import AVAILABLE
 from fastgen_operator.status.conditions.condition import merge_conditions
 from fastgen_operator.status.conditions.exposed import EXPOSED
+from fastgen_operator.status.conditions.headroom_reserved import HEADROOM_RESERVED
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, pods_short_of_gpus
@@ -695,9 +696,10 @@ def test_conditions_are_unknown_until_the_deployment_controller_observes_the_lat
     status = {**seen.deployment.obj["status"], "observedGeneration": 6}
     seen = seen.with_child(DEPLOYMENT, {**seen.deployment.obj, "status": status})
     conditions = all_conditions(situation(seen), None)
-    # ModelCached does not depend on the Deployment. Three are absent without podTemplate, foreign fields and gateway.
+    # ModelCached does not depend on the Deployment. Four are absent without podTemplate, foreign fields, gateway and
+    # placeholder pods.
     expected = dict.fromkeys((READY, *ORDER), "Unknown") | {MODEL_CACHED: "True"}
-    del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED], expected[EXPOSED]
+    del expected[PODS_RESTRICTED], expected[TEMPLATE_UNMODIFIED], expected[EXPOSED], expected[HEADROOM_RESERVED]
     assert {kind: condition.status for kind, condition in conditions.items()} == expected
 
 

@@ -10,6 +10,7 @@ from fastgen_operator.plan.situation import Situation
 from fastgen_operator.status.conditions.available import AVAILABLE, available
 from fastgen_operator.status.conditions.condition import Condition, false, unknown
 from fastgen_operator.status.conditions.exposed import EXPOSED, exposed
+from fastgen_operator.status.conditions.headroom_reserved import HEADROOM_RESERVED, headroom_reserved
 from fastgen_operator.status.conditions.model_cached import MODEL_CACHED, model_cached
 from fastgen_operator.status.conditions.pods_restricted import PODS_RESTRICTED, pods_restricted
 from fastgen_operator.status.conditions.pods_scheduled import PODS_SCHEDULED, pods_scheduled
@@ -36,7 +37,7 @@ INDEPENDENT: Final[_Table] = {
     REPLICAS_UNIFORM: replicas_uniform,
 }
 # Conditions that Ready ignores, too. The module of each says when it is omitted from the status.
-OPTIONAL: Final = (EXPOSED, PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
+OPTIONAL: Final = (EXPOSED, HEADROOM_RESERVED, PODS_RESTRICTED, TEMPLATE_UNMODIFIED)
 ORDER: Final = (*SUMMARIZED, *INDEPENDENT, *OPTIONAL)
 
 
@@ -51,6 +52,7 @@ def all_conditions(
     """
     optional = {
         EXPOSED: exposed(situation),
+        HEADROOM_RESERVED: headroom_reserved(situation),
         PODS_RESTRICTED: pods_restricted(situation),
         TEMPLATE_UNMODIFIED: template_unmodified(situation.observed, rewritten),
     }

@@ -10,6 +10,7 @@ import pytest
 from cluster.controlplane import ControlPlane
 from cluster.programs import ensure_programs
 from fastgen_operator.kinds import DEPLOYMENT
+from fastgen_operator.status.conditions.progressing import is_refused
 from harness.chart import SYSTEM, install, operator_kubeconfig
 from harness.process import OperatorProcess
 from harness.space import Space, resource
@@ -68,6 +69,7 @@ def test_an_api_server_without_image_volumes_is_reported_and_the_pods_stay(space
 def test_without_image_volumes_no_pod_is_created_for_a_new_resource(space: Space) -> None:
     space.apply(resource(model=MODEL))
     space.wait_condition("Progressing", "False", "ImageVolumesDisabled")
+    assert is_refused(space.get("fgd", "chat")), "it yields to resources that can be written"
     assert space.get("service", "chat"), "what does not depend on it"
     assert space.items("deployments") == []
 

@@ -278,6 +278,7 @@ PASSED: dict[str, Any] = {
     "chat_template_kwargs": {"a": 1},
     "thinking_token_budget": 9,
     "include_reasoning": False,
+    "receipt": True,
 }
 
 
@@ -313,7 +314,7 @@ async def test_a_long_output_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPat
         context, engine = RequestContext("a"), PlayedEngine()
         handler = handler_of(engine)
         begun = begun_response(ResponseRequest.model_validate({"input": "a"}), handler, "m")
-        completing = asyncio.ensure_future(endpoint._complete(handler, begun))
+        completing = asyncio.ensure_future(endpoint._complete(handler, begun, None))
         await asyncio.sleep(0)
         engine.generate("a" * length, end=FinishReason.LENGTH)
         await completing

@@ -52,7 +52,7 @@ def deployments(children: Children) -> dict[str, Object]:
 
 
 def both(platform: Platform = PLATFORM, **spec: Any) -> tuple[Object, Object]:
-    """Return the pod templates of the replicas and of the placeholders."""
+    """Return two pod templates: of the replicas, and of the placeholders."""
     found = deployments(manifests(stored(**ASKED, **spec), platform))
     return found["chat"]["spec"]["template"], found[NAME]["spec"]["template"]
 
@@ -340,15 +340,15 @@ def test_the_operators_credentials_give_the_class_to_placeholders_only(plane: Co
         (serving, one),
         (moved, one),
         (theirs, "select and create pods"),
-        (changed(placeholders, ("metadata", "name"), "other-headroom"), "with the name of"),
     ):
         words = dry(thief, DEPLOYMENT, manifest)
         assert any(part in words for part in pattern.split("|")), (pattern, words)
-    # The other policy allows replicas a class that the spec names.
+    # The other policy allows a class that the spec names, so only one of them can reject what follows.
     space.patch("fgd/chat", {"spec": {"scheduling": {"priorityClassName": CLASS}}})
     allowed = changed(replicas, (*POD_SPEC, "priorityClassName"), CLASS)
     eventually(lambda: dry(thief, DEPLOYMENT, allowed) == "", within=20, what="the right to use the class of the spec")
     assert one in dry(thief, DEPLOYMENT, changed(placeholders, ("metadata", "name"), "chat"))
+    assert "with the name of" in dry(thief, DEPLOYMENT, changed(placeholders, ("metadata", "name"), "other-headroom"))
     made = dict(manifests(space.get("fgd", "chat")))
     service = changed(made[SERVICE], ("spec", "selector"), {OWNER: "chat_headroom"})
     assert "select and create pods" in dry(thief, SERVICE, service)

@@ -17,16 +17,16 @@ from fastgen_operator.kinds import Key
 
 # Between the starts of two scrapes of a replica: what a choice knows is at most a second old.
 _PERIOD_SECONDS: Final = 0.5
-# Requests wait while responses are parsed. So replicas are scraped in groups, one after the other in a period.
+# No request is routed while responses are parsed, so the scrapes are spread over the period: one group at a time.
 _GROUPS: Final = 25
 
-Fleets = Mapping[Key, Sequence[Target]]
+_Fleets = Mapping[Key, Sequence[Target]]
 
 
 async def scrape_replicas(router: Router, metrics: Metrics, changed: Callable[[], None]) -> None:
     """Scrape all ready replicas twice a second until cancelled; call `changed` after each group of them."""
 
-    async def scrape(number: int, fleets: Fleets) -> None:
+    async def scrape(number: int, fleets: _Fleets) -> None:
         await asyncio.gather(*(_scrape(scraper, router, metrics, number, *fleet) for fleet in fleets.items()))
         changed()
 
@@ -37,14 +37,14 @@ async def scrape_replicas(router: Router, metrics: Metrics, changed: Callable[[]
             for number, fleets in enumerate(groups(router.endpoints())):
                 if fleets:
                     await _until(began + number * _PERIOD_SECONDS / _GROUPS)
-                    # No group waits for another one, of which a replica may not answer.
+                    # A replica that does not answer delays its own group only.
                     if number not in running or running[number].done():
                         running[number] = tasks.create_task(scrape(number, fleets))
             await _until(began + _PERIOD_SECONDS)
 
 
-def groups(endpoints: Iterable[tuple[Key, str, Iterable[str]]]) -> list[Fleets]:
-    """Divide replicas, given as by `Router.endpoints`, into groups of equal size."""
+def groups(endpoints: Iterable[tuple[Key, str, Iterable[str]]]) -> list[_Fleets]:
+    """Split the replicas of `Router.endpoints` into groups. Their sizes differ by at most one."""
     found: list[defaultdict[Key, list[Target]]] = [defaultdict(list) for _ in range(_GROUPS)]
     number = count()
     for key, model, addresses in endpoints:

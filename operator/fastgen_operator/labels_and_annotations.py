@@ -19,8 +19,8 @@ FETCH_SUFFIX: Final = "_fetch"
 # Service and NetworkPolicy.
 CANARY_LABEL_SUFFIX: Final = "_canary"
 CANARY_SUFFIX: Final = "-canary"
-# Suffix of the label's value on placeholder pods, which no selector of serving pods matches, and of the name of their
-# Deployment.
+# Suffixes of the owner label of placeholder pods, so that no selector of serving pods matches them, and of the name of
+# their Deployment.
 HEADROOM_LABEL_SUFFIX: Final = "_headroom"
 HEADROOM_SUFFIX: Final = "-headroom"
 # Suffix of the name of the Service that an InferencePool names as its picker. The gateway finds the pool by it.

@@ -36,7 +36,7 @@ def test_groups_are_equal_and_have_each_replica_once() -> None:
 
 
 class StandIn:
-    """In place of the scraper: the answers of one replica never come."""
+    """Stand-in for the scraper. One replica never answers."""
 
     def __init__(self, _: float) -> None:
         self.asked: Counter[str] = Counter()

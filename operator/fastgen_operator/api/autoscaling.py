@@ -178,11 +178,11 @@ class Autoscaling(ApiModel):
     the engine and all pods of the gateway say that they have no request, and starts anew when the operator or the
     gateway restarts. Limits in scaleDown apply to the last replica, too."""
     node_headroom: int = Field(default=0, ge=0, le=100)
-    """Number of placeholder pods: each has the image, the resources and the node constraints of a replica, and a lower
-    priority. They keep nodes ready for further replicas. A replica that finds no room preempts one at once; it then
-    waits for a node, which the cluster's node autoscaler adds. There are at most as many as replicas are missing to
-    maxReplicas, and also in a dry run and while there is no replica. Quotas count them, and their nodes cost as much as
-    those of replicas."""
+    """Number of placeholder pods. A placeholder has the image, the resources and the node constraints of a replica, and
+    a lower priority. Placeholders keep nodes ready for more replicas: a replica that finds no room preempts one at
+    once, and a new placeholder waits until the cluster's node autoscaler adds a node. Replicas and placeholders
+    together are at most maxReplicas. Placeholders also run in a dry run and while there is no replica. Quotas count
+    them, and their nodes cost as much as those of replicas."""
     targets: Targets = Targets()
     scale_up: ScaleUp = ScaleUp()
     scale_down: ScaleDown = ScaleDown()

@@ -128,12 +128,12 @@ class Model(ApiModel):
 
     @property
     def image(self) -> str | None:
-        """The image of an oci:// source, with tag and digest as it names them; None for another source."""
+        """Image reference of an oci:// source, with its tag and digest; None for other sources."""
         return self.source.removeprefix(_OCI).partition("#")[0] if self.source.startswith(_OCI) else None
 
     @property
     def path_in_image(self) -> str:
-        """Absolute path of the model in the image of an oci:// source."""
+        """Absolute path of the model inside the image of an oci:// source."""
         return self.source.partition("#")[2] or _PATH_IN_IMAGE
 
     @property

@@ -64,9 +64,9 @@ def pulling(reason: str, message: str) -> Object:
     return with_image_volume(pod(**container(state=waiting(reason, message))))
 
 
-# The words of the kubelet: k8s.io/kubernetes/pkg/kubelet/images/image_manager.go.
+# A message of the kubelet, from k8s.io/kubernetes/pkg/kubelet/images/image_manager.go.
 NOT_FOUND = 'rpc error: code = NotFound desc = failed to pull and unpack image "{}": failed to resolve reference'
-# The words of containerd 1.6, shortened. The id is that of the attempt.
+# A message of containerd 1.6, shortened. Each attempt has another container id.
 NO_MOUNT = f'failed to generate container "{64 * "a"}" spec: failed to mkdir "": mkdir : no file'
 OF_MODEL, OF_ENGINE = f"the image {MODEL} of the volume models", "the image engine:test of the engine"
 FAILURES: list[tuple[str, Object, str, str]] = [

@@ -68,7 +68,7 @@ def test_a_replica_takes_the_place_of_a_placeholder_which_waits_for_another_node
         assert placeholders(space)[held] == first
         assert space.get("fgd", "chat")["status"]["replicas"] == 1
 
-        # The node is full: the scheduler preempts the placeholder, and only that.
+        # The node is full, so the scheduler preempts the placeholder, and no other pod.
         space.patch("fgd/chat", {"spec": {"replicas": 2}})
         nodes.until(lambda: ready(space, 2), what="two ready replicas")
         assert replica in nodes.bound()
@@ -87,7 +87,7 @@ def test_a_replica_takes_the_place_of_a_placeholder_which_waits_for_another_node
             grown = Nodes(space, (first, second))
             grown.until(lambda: list(placeholders(space).values()) == [second], what="the placeholder on it")
             grown.until(lambda: headroom(space) == "Reserved", what="room for a further replica")
-            # There is a GPU for it, but no further replica that could need the placeholder.
+            # A GPU is free for a placeholder, but the fleet has maxReplicas and needs none.
             space.patch("fgd/chat", {"spec": {"replicas": 3}})
             grown.until(lambda: ready(space, 3) and not placeholders(space), what="three replicas, no placeholder")
             assert headroom(space) == "Reserved"

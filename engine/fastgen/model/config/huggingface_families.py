@@ -497,7 +497,7 @@ def _granite_experts(fields: Fields, shared: int = 0) -> Experts:
 
 
 def _granite_factors(fields: Fields) -> Features:
-    """Return the features that all Granite models share."""
+    """Return the scaling factors of Granite models."""
     return {
         "attention_scale": fields.number("attention_multiplier"),
         "embedding_scale": fields.number("embedding_multiplier"),

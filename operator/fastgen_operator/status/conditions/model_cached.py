@@ -81,7 +81,7 @@ def model_cached(situation: Situation) -> Condition:
     source = urlsplit(spec.model.source)
     if (image := spec.model.image) is not None:
         words = f"no download by the operator: each node pulls the image {image} and keeps it"
-        # Pods that start later, or on other nodes, may get other weights.
+        # A tag can move: pods that start later, or on other nodes, may then serve other weights.
         return true("NotNeeded", words if "@" in image else f"{words}; {_NOT_PINNED}")
     if not spec.model.is_downloaded:
         where = f"the PersistentVolumeClaim {source.netloc}" if source.scheme == "pvc" else "the engine container"
